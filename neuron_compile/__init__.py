@@ -1,1 +1,53 @@
-"""neuron-compile."""
+"""neuron-compile: ``torch.compile(model, backend="neuron")`` through Torch-MLIR, StableHLO, XLA.
+
+The backend registers itself by entry point; nothing needs to be imported to use it. This package
+offers what explains it: :func:`explain`, :func:`report`, :func:`reset_report`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .errors import FallbackWarning, NeuronError, SettingsError, UnsupportedError
+    from .explainer import Explanation, explain
+    from .records import Report, report, reset_report
+    from .settings import Settings
+
+_HOME = {
+    "Explanation": "explainer",
+    "FallbackWarning": "errors",
+    "NeuronError": "errors",
+    "Report": "records",
+    "Settings": "settings",
+    "SettingsError": "errors",
+    "UnsupportedError": "errors",
+    "explain": "explainer",
+    "report": "records",
+    "reset_report": "records",
+}
+
+__all__ = [
+    "Explanation",
+    "FallbackWarning",
+    "NeuronError",
+    "Report",
+    "Settings",
+    "SettingsError",
+    "UnsupportedError",
+    "explain",
+    "report",
+    "reset_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing torch's compiler takes a second; do it when something is asked for.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

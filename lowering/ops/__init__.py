@@ -1,0 +1,29 @@
+"""The lowerings, one module a family of operators. Importing this package registers them all."""
+
+from . import (
+    attention,
+    convolution,
+    creation,
+    indexing,
+    matmul,
+    normalization,
+    pointwise,
+    pooling,
+    random,
+    reductions,
+    views,
+)
+
+__all__ = [
+    "attention",
+    "convolution",
+    "creation",
+    "indexing",
+    "matmul",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "random",
+    "reductions",
+    "views",
+]

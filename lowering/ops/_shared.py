@@ -1,0 +1,124 @@
+"""What the families of operators share: promotion, opmath, dimensions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from ..registry import node_tensors, result_tensors
+from ..trace import Context, to_jax, to_torch
+
+HALVES = (jnp.float16, jnp.bfloat16)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether an argument of a lowering is a tensor (a JAX array) rather than a Python value."""
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def opmath(dtype: Any) -> Any:
+    """The dtype ATen computes in: float32 for the half types."""
+    return jnp.float32 if dtype in HALVES else dtype
+
+
+@functools.lru_cache(maxsize=4096)
+def _result_type(operands: tuple[Any, ...]) -> torch.dtype:
+    values = [
+        torch.empty((1,) * rank, dtype=dtype, device="meta") if rank is not None else dtype(1)
+        for rank, dtype in operands
+    ]
+    result: Any = values[0]
+    if len(values) == 1:
+        return torch.result_type(result, result)
+    # result_type takes two at a time; dimensioned, 0-d and wrapped numbers keep their rank.
+    dtype = torch.result_type(result, values[1])
+    for value in values[2:]:
+        dtype = torch.promote_types(dtype, torch.result_type(value, value))
+    return dtype
+
+
+def promoted(*values: Any) -> Any:
+    """The ``jax.numpy`` dtype that torch promotes the operands to (numbers are weak)."""
+    described = tuple(
+        (value.ndim if value.ndim == 0 else 1, to_torch(value.dtype))
+        if is_tensor(value)
+        else (None, type(value))
+        for value in values
+    )
+    return to_jax(_result_type(described))
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """A tensor or a number as an array of ``dtype``."""
+    return value.astype(dtype) if is_tensor(value) else jnp.asarray(value, dtype)
+
+
+def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lift a function over arrays: operands go to the result's opmath dtype and broadcast.
+
+    An integer operand of a function with a floating result is converted first, as in ATen.
+    """
+
+    def lowered(ctx: Context, *args: Any) -> Any:
+        dtype = opmath(ctx.dtype)
+        return function(*(cast(arg, dtype) for arg in args))
+
+    return lowered
+
+
+def predicate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lift a comparison: operands go to their common promoted dtype."""
+
+    def lowered(ctx: Context, *args: Any) -> Any:
+        dtype = promoted(*args)
+        return function(*(cast(arg, dtype) for arg in args))
+
+    return lowered
+
+
+def canonical_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Non-negative dimensions; ``None`` and the empty list mean all of them."""
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        dims = (dims,)
+    return tuple(sorted({dim % rank if rank else 0 for dim in dims})) if rank else ()
+
+
+# Predicates over FX nodes: for which signatures Torch-MLIR's own lowering is trusted.
+
+_FULL_FLOATS = (torch.float32, torch.float64)
+
+
+def same_full_float(node: fx.Node) -> bool:
+    """Every operand and result is float32, or every one is float64, and nothing is empty."""
+    dtypes = {tensor.dtype for tensor in node_tensors(node)}
+    return len(dtypes) == 1 and dtypes <= set(_FULL_FLOATS) and not has_empty(node)
+
+
+def numeric_view(node: fx.Node) -> bool:
+    """A single-result movement of data that keeps its dtype, over non-empty real tensors."""
+    dtypes = {tensor.dtype for tensor in node_tensors(node)}
+    return (
+        len(dtypes) == 1
+        and not next(iter(dtypes)).is_complex
+        and dtypes.isdisjoint({torch.uint8, torch.bool})
+        and not has_empty(node)
+    )
+
+
+def has_empty(node: fx.Node) -> bool:
+    """Whether an operand or result has no elements."""
+    return any(0 in tensor.shape for tensor in node_tensors(node))
+
+
+def operand_dtype(node: fx.Node, position: int) -> torch.dtype:
+    """The dtype of a node's tensor operand."""
+    operand = node.args[position]
+    assert isinstance(operand, fx.Node)
+    return result_tensors(operand)[0].dtype

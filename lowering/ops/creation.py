@@ -1,0 +1,96 @@
+"""Operators that make tensors from sizes and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+
+from ..registry import lowers
+from ..trace import Context
+from ._shared import cast
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@lowers(aten.full.default, aten.full_like.default)
+def _full(ctx: Context, _like: Any, fill_value: Any, **_: Any) -> Any:
+    return jnp.full(ctx.shape, cast(fill_value, ctx.dtype))
+
+
+@lowers(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_zeros.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
+def _zeros(ctx: Context, *_: Any, **__: Any) -> Any:
+    return jnp.zeros(ctx.shape, ctx.dtype)
+
+
+@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def _ones(ctx: Context, *_: Any, **__: Any) -> Any:
+    return jnp.ones(ctx.shape, ctx.dtype)
+
+
+@lowers(aten.new_full.default)
+def _new_full(ctx: Context, _like: Any, _size: Any, fill_value: Any, **_: Any) -> Any:
+    return jnp.full(ctx.shape, cast(fill_value, ctx.dtype))
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def _fill(ctx: Context, _like: Any, value: Any) -> Any:
+    return jnp.full(ctx.shape, cast(value, ctx.dtype))
+
+
+@lowers(aten.scalar_tensor.default)
+def _scalar_tensor(ctx: Context, value: Any, **_: Any) -> Any:
+    return jnp.asarray(value, ctx.dtype)
+
+
+@lowers(aten.arange.start_step)
+def _arange_step(ctx: Context, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
+    return _progression(ctx, start, step)
+
+
+@lowers(aten.arange.start)
+def _arange_start(ctx: Context, start: Any, end: Any, **_: Any) -> Any:
+    return _progression(ctx, start, 1)
+
+
+@lowers(aten.arange.default)
+def _arange(ctx: Context, end: Any, **_: Any) -> Any:
+    return _progression(ctx, 0, 1)
+
+
+@lowers(prims.iota.default)
+def _iota(ctx: Context, length: int, *, start: int, step: int, **_: Any) -> Any:
+    return _progression(ctx, start, step)
+
+
+def _progression(ctx: Context, start: Any, step: Any) -> Any:
+    """``start + step * i``, computed in double precision for floating results as ATen does."""
+    (length,) = ctx.shape
+    wide = jnp.float64 if jnp.issubdtype(ctx.dtype, jnp.floating) else jnp.int64
+    return jnp.asarray(start, wide) + jnp.asarray(step, wide) * jnp.arange(length, dtype=wide)
+
+
+@lowers(aten.eye.default)
+def _eye(ctx: Context, *_: Any, **__: Any) -> Any:
+    return jnp.eye(*ctx.shape, dtype=ctx.dtype)
+
+
+@lowers(aten.eye.m)
+def _eye_m(ctx: Context, *_: Any, **__: Any) -> Any:
+    return jnp.eye(*ctx.shape, dtype=ctx.dtype)
+
+
+@lowers(aten.linspace.default)
+def _linspace(ctx: Context, start: Any, end: Any, steps: int, **_: Any) -> Any:
+    return jnp.linspace(start, end, steps, dtype=ctx.dtype)

@@ -1,0 +1,64 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from ..passes import gemm
+from ..registry import lowers
+from ..trace import Context
+from ._shared import HALVES, cast, opmath
+
+aten = torch.ops.aten
+
+
+def _product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
+    batch = tuple(range(a.ndim - 2))
+    contract_a = a.ndim - (2 if transpose_a else 1)
+    contract_b = b.ndim - (1 if transpose_b else 2)
+    accumulate = jnp.float32 if a.dtype in HALVES else a.dtype
+    return jax.lax.dot_general(
+        a,
+        b,
+        (((contract_a,), (contract_b,)), (batch, batch)),
+        preferred_element_type=accumulate,
+    )
+
+
+@lowers(gemm)
+def _gemm(ctx: Context, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
+    def plain(a: Any, b: Any) -> Any:
+        return _product(a, b, transpose_a, transpose_b).astype(ctx.dtype)
+
+    return ctx.kernel(
+        "gemm", plain, (a, b), transpose_a=int(transpose_a), transpose_b=int(transpose_b)
+    )
+
+
+@lowers(aten.mm.default, aten.bmm.default)
+def _mm(ctx: Context, a: Any, b: Any) -> Any:
+    return _product(a, b, False, False)
+
+
+@lowers(aten.addmm.default, aten.baddbmm.default)
+def _addmm(ctx: Context, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    dtype = opmath(ctx.dtype)
+    product = cast(_product(a, b, False, False), dtype)
+    if alpha != 1:
+        product = product * cast(alpha, dtype)
+    # beta == 0 ignores the bias altogether, NaN included.
+    return product if beta == 0 else product + cast(bias, dtype) * cast(beta, dtype)
+
+
+@lowers(aten.mv.default)
+def _mv(ctx: Context, a: Any, b: Any) -> Any:
+    return jnp.matmul(a, b)
+
+
+@lowers(aten.dot.default)
+def _dot(ctx: Context, a: Any, b: Any) -> Any:
+    return jnp.dot(a, b)

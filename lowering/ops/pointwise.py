@@ -1,0 +1,402 @@
+"""Elementwise operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from ..registry import lowers, torch_mlir_lowers
+from ..trace import Context, to_jax
+from ._shared import (
+    cast,
+    is_tensor,
+    numeric_view,
+    opmath,
+    pointwise,
+    predicate,
+    promoted,
+    same_full_float,
+)
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def _reciprocal(x: Any) -> Any:
+    return 1 / x
+
+
+_UNARY: dict[Any, Callable[[Any], Any]] = {
+    aten.abs.default: jnp.abs,
+    aten.acos.default: jnp.arccos,
+    aten.acosh.default: jnp.arccosh,
+    aten.asin.default: jnp.arcsin,
+    aten.asinh.default: jnp.arcsinh,
+    aten.atan.default: jnp.arctan,
+    aten.atanh.default: jnp.arctanh,
+    aten.ceil.default: jnp.ceil,
+    aten.cos.default: jnp.cos,
+    aten.cosh.default: jnp.cosh,
+    aten.erf.default: jax.lax.erf,
+    aten.erfc.default: jax.lax.erfc,
+    aten.exp.default: jnp.exp,
+    aten.exp2.default: jnp.exp2,
+    aten.expm1.default: jnp.expm1,
+    aten.floor.default: jnp.floor,
+    aten.log.default: jnp.log,
+    aten.log10.default: jnp.log10,
+    aten.log1p.default: jnp.log1p,
+    aten.log2.default: jnp.log2,
+    aten.neg.default: jnp.negative,
+    aten.reciprocal.default: _reciprocal,
+    aten.round.default: jnp.round,
+    aten.rsqrt.default: jax.lax.rsqrt,
+    aten.sigmoid.default: jax.lax.logistic,
+    aten.sign.default: lambda x: jnp.where(jnp.isnan(x), jnp.zeros_like(x), jnp.sign(x)),
+    aten.silu.default: lambda x: x * jax.lax.logistic(x),
+    aten.sin.default: jnp.sin,
+    aten.sinh.default: jnp.sinh,
+    aten.sqrt.default: jnp.sqrt,
+    aten.square.default: jnp.square,
+    aten.tan.default: jnp.tan,
+    aten.tanh.default: jnp.tanh,
+    aten.trunc.default: jnp.trunc,
+    aten.relu.default: lambda x: jnp.maximum(x, jnp.zeros_like(x)),
+    aten.bitwise_not.default: jnp.bitwise_not,
+    aten.mish.default: lambda x: x * jnp.tanh(_softplus(x, 1.0, 20.0)),
+}
+
+_INTEGER_IDENTITY = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
+
+
+def _register_unary(op: Any, function: Callable[[Any], Any]) -> None:
+    @lowers(op)
+    def lowered(ctx: Context, x: Any) -> Any:
+        if op in _INTEGER_IDENTITY and not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        return pointwise(function)(ctx, x)
+
+
+for _op, _function in _UNARY.items():
+    _register_unary(_op, _function)
+
+
+_PREDICATES: dict[str, Callable[..., Any]] = {
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+}
+for _name, _function in _PREDICATES.items():
+    lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(predicate(_function))
+
+lowers(aten.isnan.default)(lambda ctx, x: x != x)
+lowers(aten.isinf.default)(
+    lambda ctx, x: jnp.isinf(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.zeros_like(x, bool)
+)
+lowers(aten.logical_not.default)(lambda ctx, x: x == 0)
+lowers(aten.logical_and.default)(lambda ctx, a, b: (a != 0) & (b != 0))
+lowers(aten.logical_or.default)(lambda ctx, a, b: (a != 0) | (b != 0))
+lowers(aten.logical_xor.default)(lambda ctx, a, b: (a != 0) ^ (b != 0))
+lowers(aten.bitwise_and.Tensor, aten.bitwise_and.Scalar)(pointwise(jnp.bitwise_and))
+lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)(pointwise(jnp.bitwise_or))
+lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)(pointwise(jnp.bitwise_xor))
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def _add(ctx: Context, a: Any, b: Any, alpha: Any = 1) -> Any:
+    dtype = opmath(ctx.dtype)
+    if dtype == jnp.bool_:
+        return cast(a, dtype) | (cast(b, dtype) & bool(alpha))
+    b = cast(b, dtype)
+    return cast(a, dtype) + (b if alpha == 1 else b * cast(alpha, dtype))
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(ctx: Context, a: Any, b: Any, alpha: Any = 1) -> Any:
+    dtype = opmath(ctx.dtype)
+    b = cast(b, dtype)
+    return cast(a, dtype) - (b if alpha == 1 else b * cast(alpha, dtype))
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def _rsub(ctx: Context, a: Any, b: Any, alpha: Any = 1) -> Any:
+    return _sub(ctx, b, a, alpha)
+
+
+lowers(aten.mul.Tensor, aten.mul.Scalar)(pointwise(jnp.multiply))
+lowers(aten.maximum.default)(pointwise(jnp.maximum))
+lowers(aten.minimum.default)(pointwise(jnp.minimum))
+lowers(aten.atan2.default)(pointwise(jnp.arctan2))
+
+
+@lowers(
+    aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode, aten.true_divide
+)
+def _div(ctx: Context, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+    dtype = opmath(ctx.dtype)
+    a, b = cast(a, dtype), cast(b, dtype)
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return _floor_divide(a, b)
+    return jnp.trunc(a / b) if jnp.issubdtype(dtype, jnp.inexact) else jax.lax.div(a, b)
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    """``c10::div_floor_floating``: exact where ``floor(a / b)`` would round up."""
+    a, b = jnp.broadcast_arrays(a, b)
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return jnp.floor_divide(a, b)
+    remainder = jax.lax.rem(a, b)
+    quotient = (a - remainder) / b
+    quotient = jnp.where((remainder != 0) & ((b < 0) != (remainder < 0)), quotient - 1, quotient)
+    floored = jnp.floor(quotient)
+    floored = jnp.where(quotient - floored > 0.5, floored + 1, floored)
+    zero = jnp.where(jnp.signbit(a / b), -jnp.zeros_like(a), jnp.zeros_like(a))
+    result = jnp.where(quotient == 0, zero, floored)
+    return jnp.where(b == 0, a / b, result)
+
+
+lowers(aten.floor_divide.default)(pointwise(_floor_divide))
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    a, b = jnp.broadcast_arrays(a, b)
+    remainder = jax.lax.rem(a, b)
+    return jnp.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
+
+
+lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(
+    pointwise(_remainder)
+)
+lowers(aten.fmod.Tensor, aten.fmod.Scalar)(
+    pointwise(lambda a, b: jax.lax.rem(*jnp.broadcast_arrays(a, b)))
+)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def _pow_scalar(ctx: Context, x: Any, exponent: Any) -> Any:
+    """ATen special-cases the small exponents as products and roots; so does XLA's fast road."""
+    dtype = opmath(ctx.dtype)
+    x = cast(x, dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.power(x, cast(exponent, dtype))
+    special: dict[float, Callable[[], Any]] = {
+        0.5: lambda: jnp.sqrt(x),
+        1: lambda: x,
+        2: lambda: x * x,
+        3: lambda: x * x * x,
+        -0.5: lambda: 1 / jnp.sqrt(x),
+        -1: lambda: 1 / x,
+        -2: lambda: 1 / (x * x),
+    }
+    found = special.get(exponent)
+    return found() if found else jnp.power(x, cast(exponent, dtype))
+
+
+lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)(pointwise(jnp.power))
+
+
+@lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def _where(ctx: Context, condition: Any, a: Any, b: Any) -> Any:
+    return jnp.where(condition != 0, cast(a, ctx.dtype), cast(b, ctx.dtype))
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(ctx: Context, x: Any, mask: Any, value: Any) -> Any:
+    return jnp.where(mask, cast(value, ctx.dtype), x)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor, aten.hardtanh.default)
+def _clamp(ctx: Context, x: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    x = cast(x, ctx.dtype)
+    # maximum and minimum propagate NaN from either operand, as clamp does.
+    if min is not None:
+        x = jnp.maximum(x, cast(min, ctx.dtype))
+    if max is not None:
+        x = jnp.minimum(x, cast(max, ctx.dtype))
+    return x
+
+
+lowers(aten.clamp_min.default, aten.clamp_min.Tensor)(pointwise(jnp.maximum))
+lowers(aten.clamp_max.default, aten.clamp_max.Tensor)(pointwise(jnp.minimum))
+
+
+def _softplus(x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+    scaled = x * beta
+    return jnp.where(scaled > threshold, x, jnp.log1p(jnp.exp(scaled)) / beta)
+
+
+@lowers(aten.softplus.default)
+def _softplus_op(ctx: Context, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    dtype = opmath(ctx.dtype)
+    return _softplus(cast(x, dtype), cast(beta, dtype), cast(threshold, dtype))
+
+
+_SQRT_HALF = 0.7071067811865476
+_SQRT_2_OVER_PI = 0.7978845608028654
+_CUBIC = 0.044715
+
+
+def _gelu(x: Any, approximate: str) -> Any:
+    if approximate == "tanh":
+        inner = _SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)
+        return 0.5 * x * (1 + jnp.tanh(inner))
+    return 0.5 * x * (1 + jax.lax.erf(x * _SQRT_HALF))
+
+
+@lowers(aten.gelu.default)
+def _gelu_op(ctx: Context, x: Any, approximate: str = "none") -> Any:
+    return _gelu(cast(x, opmath(ctx.dtype)), approximate)
+
+
+@lowers(aten.gelu_backward.default)
+def _gelu_backward(ctx: Context, grad: Any, x: Any, approximate: str = "none") -> Any:
+    dtype = opmath(ctx.dtype)
+    grad, x = cast(grad, dtype), cast(x, dtype)
+    if approximate == "tanh":
+        cube = x * x
+        inner = _SQRT_2_OVER_PI * (x + _CUBIC * x * cube)
+        tanh = jnp.tanh(inner)
+        slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * cube)
+        return grad * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)
+    cdf = 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
+    pdf = jnp.exp(-0.5 * x * x) * 0.3989422804014327
+    return grad * (cdf + x * pdf)
+
+
+@lowers(aten.silu_backward.default)
+def _silu_backward(ctx: Context, grad: Any, x: Any) -> Any:
+    dtype = opmath(ctx.dtype)
+    grad, x = cast(grad, dtype), cast(x, dtype)
+    sigmoid = jax.lax.logistic(x)
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+@lowers(aten.threshold_backward.default)
+def _threshold_backward(ctx: Context, grad: Any, x: Any, threshold: Any) -> Any:
+    grad = cast(grad, ctx.dtype)
+    return jnp.where(x <= threshold, jnp.zeros_like(grad), grad)
+
+
+@lowers(aten.tanh_backward.default)
+def _tanh_backward(ctx: Context, grad: Any, output: Any) -> Any:
+    dtype = opmath(ctx.dtype)
+    output = cast(output, dtype)
+    return cast(grad, dtype) * (1 - output * output)
+
+
+@lowers(aten.sigmoid_backward.default)
+def _sigmoid_backward(ctx: Context, grad: Any, output: Any) -> Any:
+    dtype = opmath(ctx.dtype)
+    output = cast(output, dtype)
+    return cast(grad, dtype) * (1 - output) * output
+
+
+@lowers(aten.leaky_relu.default)
+def _leaky_relu(ctx: Context, x: Any, negative_slope: Any = 0.01) -> Any:
+    return jnp.where(x > 0, x, x * cast(negative_slope, x.dtype))
+
+
+@lowers(aten._to_copy.default, refuse=lambda node: _refuse_to_copy(node))
+def _to_copy(ctx: Context, x: Any, **_: Any) -> Any:
+    return _convert(x, ctx.dtype)
+
+
+@lowers(prims.convert_element_type.default)
+def _convert_element_type(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
+    return _convert(x, to_jax(dtype))
+
+
+def _convert(x: Any, dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return x != 0
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(
+        dtype, jnp.complexfloating
+    ):
+        x = jnp.real(x)
+    return x.astype(dtype)
+
+
+def _refuse_to_copy(node: fx.Node) -> str | None:
+    layout, device = node.kwargs.get("layout"), node.kwargs.get("device")
+    if layout not in (None, torch.strided):
+        return f"a conversion to layout {layout}"
+    if device is not None and torch.device(device).type != "cpu":  # type: ignore[arg-type]
+        return f"a copy to device {device}"
+    return None
+
+
+@lowers(aten.addcmul.default)
+def _addcmul(ctx: Context, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+    dtype = opmath(ctx.dtype)
+    return cast(x, dtype) + cast(value, dtype) * cast(a, dtype) * cast(b, dtype)
+
+
+@lowers(aten.addcdiv.default)
+def _addcdiv(ctx: Context, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+    dtype = opmath(ctx.dtype)
+    return cast(x, dtype) + cast(value, dtype) * (cast(a, dtype) / cast(b, dtype))
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def _lerp(ctx: Context, start: Any, end: Any, weight: Any) -> Any:
+    dtype = opmath(ctx.dtype)
+    start, end, weight = cast(start, dtype), cast(end, dtype), cast(weight, dtype)
+    difference = end - start
+    return jnp.where(
+        jnp.abs(weight) < 0.5, start + weight * difference, end - difference * (1 - weight)
+    )
+
+
+def _plain_alpha(node: fx.Node) -> bool:
+    alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+    return alpha == 1 and same_full_float(node) and not _has_complex_number(node)
+
+
+def _has_complex_number(node: fx.Node) -> bool:
+    return any(isinstance(arg, complex) for arg in node.args)
+
+
+torch_mlir_lowers(aten.add.Tensor, aten.sub.Tensor, when=_plain_alpha)
+torch_mlir_lowers(
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.neg.default,
+    aten.abs.default,
+    aten.exp.default,
+    aten.log.default,
+    aten.sqrt.default,
+    aten.rsqrt.default,
+    aten.sin.default,
+    aten.cos.default,
+    aten.tanh.default,
+    aten.sigmoid.default,
+    when=lambda node: same_full_float(node) and not _has_complex_number(node),
+)
+
+
+def _same_values(node: fx.Node) -> bool:
+    """``where`` with a boolean condition and two non-empty tensors of one full float dtype."""
+    condition, *values = node.all_input_nodes
+    if len(values) != 2 or len(node.all_input_nodes) != 3:
+        return False
+    dtypes = {value.meta["val"].dtype for value in values} | {node.meta["val"].dtype}
+    return (
+        condition.meta["val"].dtype is torch.bool
+        and len(dtypes) == 1
+        and dtypes <= {torch.float32, torch.float64}
+        and all(0 not in item.meta["val"].shape for item in (condition, *values, node))
+    )
+
+
+torch_mlir_lowers(aten.where.self, when=_same_values)
+

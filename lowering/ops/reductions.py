@@ -1,0 +1,258 @@
+"""Reductions, softmax and cumulative operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from ..registry import lowers, torch_mlir_lowers
+from ..trace import Context
+from ._shared import canonical_dims, cast, opmath, same_full_float
+
+aten = torch.ops.aten
+
+
+@lowers(aten.sum.dim_IntList)
+def _sum_dims(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    dims = canonical_dims(dim, x.ndim)
+    return jnp.sum(cast(x, opmath(ctx.dtype)), axis=dims, keepdims=keepdim)
+
+
+@lowers(aten.sum.default)
+def _sum(ctx: Context, x: Any, **_: Any) -> Any:
+    return jnp.sum(cast(x, opmath(ctx.dtype)))
+
+
+@lowers(aten.mean.dim)
+def _mean_dims(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    dims = canonical_dims(dim, x.ndim)
+    return jnp.mean(cast(x, opmath(ctx.dtype)), axis=dims, keepdims=keepdim)
+
+
+@lowers(aten.mean.default)
+def _mean(ctx: Context, x: Any, **_: Any) -> Any:
+    return jnp.mean(cast(x, opmath(ctx.dtype)))
+
+
+@lowers(aten.prod.dim_int)
+def _prod_dim(ctx: Context, x: Any, dim: int, keepdim: bool = False, **_: Any) -> Any:
+    return jnp.prod(cast(x, opmath(ctx.dtype)), axis=dim if x.ndim else None, keepdims=keepdim)
+
+
+@lowers(aten.prod.default)
+def _prod(ctx: Context, x: Any, **_: Any) -> Any:
+    return jnp.prod(cast(x, opmath(ctx.dtype)))
+
+
+def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def lowered(ctx: Context, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+        return reduce(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+
+    return lowered
+
+
+lowers(aten.amax.default)(_extremum(jnp.max))
+lowers(aten.amin.default)(_extremum(jnp.min))
+lowers(aten.max.default)(lambda ctx, x: jnp.max(x))
+lowers(aten.min.default)(lambda ctx, x: jnp.min(x))
+
+
+def _nan_first(compare: Callable[..., Any]) -> Callable[..., Any]:
+    """``argmax`` that takes the first NaN, then the first extremum, as ATen does."""
+
+    def lowered(x: Any, axis: int) -> Any:
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            is_nan = jnp.isnan(x)
+            first_nan = jnp.argmax(is_nan, axis=axis)
+            return jnp.where(jnp.any(is_nan, axis=axis), first_nan, compare(x, axis=axis))
+        return compare(x, axis=axis)
+
+    return lowered
+
+
+_argmax, _argmin = _nan_first(jnp.argmax), _nan_first(jnp.argmin)
+
+
+def _with_indices(argument: Callable[..., Any]) -> Callable[..., Any]:
+    def lowered(ctx: Context, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+        if x.ndim == 0:
+            return x, jnp.zeros((), jnp.int64)
+        index = jnp.expand_dims(argument(x, dim), dim)
+        value = jnp.take_along_axis(x, index, axis=dim)
+        if not keepdim:
+            index, value = jnp.squeeze(index, dim), jnp.squeeze(value, dim)
+        return value, index
+
+    return lowered
+
+
+lowers(aten.max.dim)(_with_indices(_argmax))
+lowers(aten.min.dim)(_with_indices(_argmin))
+
+
+def _index_of(argument: Callable[..., Any]) -> Callable[..., Any]:
+    def lowered(ctx: Context, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        index = argument(x.ravel(), 0) if dim is None or x.ndim == 0 else argument(x, dim)
+        return index.reshape(ctx.shape)
+
+    return lowered
+
+
+lowers(aten.argmax.default)(_index_of(_argmax))
+lowers(aten.argmin.default)(_index_of(_argmin))
+
+
+def _variance(x: Any, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Any, Any]:
+    count = 1
+    for dim in dims:
+        count *= x.shape[dim]
+    mean = jnp.mean(x, axis=dims, keepdims=True)
+    centered = x - mean
+    square = jnp.sum(jnp.square(jnp.abs(centered)), axis=dims, keepdims=keepdim)
+    divisor = max(count - correction, 0)
+    variance = square / jnp.asarray(divisor, square.dtype)
+    return variance, mean if keepdim else jnp.squeeze(mean, dims)
+
+
+
+@lowers(aten.var.correction)
+def _var(
+    ctx: Context, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    correction = 1 if correction is None else correction
+    x = cast(x, opmath(x.dtype))
+    return _variance(x, canonical_dims(dim, x.ndim), correction, keepdim)[0]
+
+
+@lowers(aten.std.correction)
+def _std(
+    ctx: Context, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    return jnp.sqrt(_var(ctx, x, dim, correction=correction, keepdim=keepdim))
+
+
+@lowers(aten.var_mean.correction)
+def _var_mean(
+    ctx: Context, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Any, Any]:
+    correction = 1 if correction is None else correction
+    x = cast(x, opmath(x.dtype))
+    return _variance(x, canonical_dims(dim, x.ndim), correction, keepdim)
+
+
+@lowers(aten.any.default)
+def _any(ctx: Context, x: Any) -> Any:
+    return jnp.any(x != 0)
+
+
+@lowers(aten.all.default)
+def _all(ctx: Context, x: Any) -> Any:
+    return jnp.all(x != 0)
+
+
+@lowers(aten.any.dim, aten.any.dims)
+def _any_dim(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return jnp.any(x != 0, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+
+
+@lowers(aten.all.dim, aten.all.dims)
+def _all_dim(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return jnp.all(x != 0, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+
+
+@lowers(aten.cumsum.default)
+def _cumsum(ctx: Context, x: Any, dim: int, **_: Any) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    return jnp.cumsum(x, axis=dim) if x.ndim else x
+
+
+@lowers(aten.logsumexp.default)
+def _logsumexp(ctx: Context, x: Any, dim: Any, keepdim: bool = False) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    return jax.nn.logsumexp(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+
+
+@lowers(aten._softmax.default)
+def _softmax(ctx: Context, x: Any, dim: int, half_to_float: bool) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    if x.ndim == 0:
+        return jnp.ones_like(x) * jnp.where(jnp.isfinite(x), 1, jnp.nan)
+    exponential = jnp.exp(x - jax.lax.stop_gradient(jnp.max(x, axis=dim, keepdims=True)))
+    return exponential / jnp.sum(exponential, axis=dim, keepdims=True)
+
+
+@lowers(aten._log_softmax.default)
+def _log_softmax(ctx: Context, x: Any, dim: int, half_to_float: bool) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    if x.ndim == 0:
+        return x - x
+    shifted = x - jnp.max(x, axis=dim, keepdims=True)
+    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=dim, keepdims=True))
+
+
+@lowers(aten._softmax_backward_data.default)
+def _softmax_backward(
+    ctx: Context, grad: Any, output: Any, dim: int, input_dtype: torch.dtype
+) -> Any:
+    grad, output = cast(grad, opmath(grad.dtype)), cast(output, opmath(output.dtype))
+    axis = dim if output.ndim else None
+    product = grad * output
+    return product - output * jnp.sum(product, axis=axis, keepdims=True)
+
+
+@lowers(aten._log_softmax_backward_data.default)
+def _log_softmax_backward(
+    ctx: Context, grad: Any, output: Any, dim: int, input_dtype: torch.dtype
+) -> Any:
+    grad, output = cast(grad, opmath(grad.dtype)), cast(output, opmath(output.dtype))
+    axis = dim if output.ndim else None
+    return grad - jnp.exp(output) * jnp.sum(grad, axis=axis, keepdims=True)
+
+
+def _order(x: Any, dim: int, descending: bool) -> Any:
+    """Indices that sort ``x`` stably; NaN counts as the largest, as in torch."""
+    if descending:
+        # A stable descending order is a stable ascending order of the reversed array, reversed.
+        size = x.shape[dim]
+        reversed_order = jnp.argsort(jnp.flip(x, dim), axis=dim, stable=True)
+        return size - 1 - jnp.flip(reversed_order, dim)
+    return jnp.argsort(x, axis=dim, stable=True)
+
+
+@lowers(aten.sort.default, aten.sort.stable)
+def _sort(
+    ctx: Context, x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Any, Any]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    order = _order(x, dim % x.ndim, descending)
+    return jnp.take_along_axis(x, order, axis=dim), order
+
+
+@lowers(aten.topk.default)
+def _topk(
+    ctx: Context,
+    x: Any,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: A002
+) -> tuple[Any, Any]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    order = jax.lax.slice_in_dim(_order(x, dim, largest), 0, k, axis=dim)
+    return jnp.take_along_axis(x, order, axis=dim), order
+
+
+def _plain_reduction(node: fx.Node) -> bool:
+    dims: Sequence[int] | None = node.args[1] if len(node.args) > 1 else None  # type: ignore[assignment]
+    return same_full_float(node) and bool(dims) and not node.kwargs.get("dtype")
+
+
+torch_mlir_lowers(aten.sum.dim_IntList, aten.mean.dim, when=_plain_reduction)

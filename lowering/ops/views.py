@@ -1,0 +1,212 @@
+"""Operators that move data without computing: reshapes, slices, concatenation, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from ..registry import lowers, torch_mlir_lowers
+from ..trace import Context
+from ._shared import cast, numeric_view
+
+aten = torch.ops.aten
+
+
+@lowers(
+    aten.alias.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
+    aten.contiguous.default,
+)
+def _identity(ctx: Context, x: Any, **_: Any) -> Any:
+    return x
+
+
+# The result's shape comes from the context, so one function serves every reshape.
+@lowers(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._reshape_alias.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.flatten.using_ints,
+)
+def _reshape(ctx: Context, x: Any, *_: Any) -> Any:
+    return jnp.reshape(x, ctx.shape)
+
+
+@lowers(aten.view.dtype)
+def _view_dtype(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
+    return jax.lax.bitcast_convert_type(x, ctx.dtype).reshape(ctx.shape)
+
+
+@lowers(aten.expand.default)
+def _expand(ctx: Context, x: Any, size: Any, implicit: bool = False) -> Any:
+    return jnp.broadcast_to(x, ctx.shape)
+
+
+@lowers(aten.repeat.default)
+def _repeat(ctx: Context, x: Any, repeats: Sequence[int]) -> Any:
+    return jnp.tile(x, tuple(repeats))
+
+
+@lowers(aten.permute.default)
+def _permute(ctx: Context, x: Any, dims: Sequence[int]) -> Any:
+    return jnp.transpose(x, [dim % x.ndim for dim in dims])
+
+
+@lowers(aten.t.default)
+def _t(ctx: Context, x: Any) -> Any:
+    return x.T
+
+
+@lowers(aten.transpose.int)
+def _transpose(ctx: Context, x: Any, dim0: int, dim1: int) -> Any:
+    return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
+
+
+@lowers(aten.slice.Tensor)
+def _slice(ctx: Context, x: Any, dim: int = 0, start: int = 0, end: int = 0, step: int = 1) -> Any:
+    return jax.lax.slice_in_dim(x, start, end, step, axis=dim % x.ndim)
+
+
+@lowers(aten.select.int)
+def _select(ctx: Context, x: Any, dim: int, index: int) -> Any:
+    return jax.lax.index_in_dim(x, index, axis=dim % x.ndim, keepdims=False)
+
+
+def _window(x: Any, dim: int, start: int, end: int, step: int) -> tuple[slice, ...]:
+    index = [slice(None)] * x.ndim
+    index[dim] = slice(start, end, step)
+    return tuple(index)
+
+
+@lowers(aten.slice_scatter.default)
+def _slice_scatter(
+    ctx: Context, x: Any, source: Any, dim: int = 0, start: int = 0, end: int = 0, step: int = 1
+) -> Any:
+    dim %= x.ndim
+    if step == 1:
+        # A concatenation fuses; a scatter does not.
+        before = jax.lax.slice_in_dim(x, 0, start, axis=dim)
+        after = jax.lax.slice_in_dim(x, end, x.shape[dim], axis=dim)
+        window = (*x.shape[:dim], max(end - start, 0), *x.shape[dim + 1 :])
+        return jnp.concatenate([before, jnp.broadcast_to(source, window), after], axis=dim)
+    return x.at[_window(x, dim, start, end, step)].set(source.astype(x.dtype))
+
+
+@lowers(aten.select_scatter.default)
+def _select_scatter(ctx: Context, x: Any, source: Any, dim: int, index: int) -> Any:
+    dim %= x.ndim
+    index %= x.shape[dim]
+    return _slice_scatter(ctx, x, jnp.expand_dims(source, dim), dim, index, index + 1)
+
+
+@lowers(aten.cat.default)
+def _cat(ctx: Context, tensors: Sequence[Any], dim: int = 0) -> Any:
+    # A 1-d tensor without elements is skipped, whatever the others' rank (legacy of torch).
+    kept = [x for x in tensors if not (x.ndim == 1 and x.shape[0] == 0)] or [tensors[0]]
+    return jnp.concatenate([cast(x, ctx.dtype) for x in kept], axis=dim)
+
+
+@lowers(aten.stack.default)
+def _stack(ctx: Context, tensors: Sequence[Any], dim: int = 0) -> Any:
+    return jnp.stack([cast(x, ctx.dtype) for x in tensors], axis=dim)
+
+
+def _pieces(x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(jax.lax.slice_in_dim(x, start, start + size, axis=dim))
+        start += size
+    return pieces
+
+
+@lowers(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
+def _split(ctx: Context, x: Any, _sizes: Any, dim: int = 0) -> list[Any]:
+    dim %= x.ndim
+    return _pieces(x, [output.shape[dim] for output in ctx.outputs], dim)
+
+
+@lowers(aten.unbind.int)
+def _unbind(ctx: Context, x: Any, dim: int = 0) -> list[Any]:
+    dim %= x.ndim
+    return [jax.lax.index_in_dim(x, i, axis=dim, keepdims=False) for i in range(x.shape[dim])]
+
+
+@lowers(aten.constant_pad_nd.default)
+def _constant_pad_nd(ctx: Context, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
+    config = [(0, 0, 0)] * x.ndim
+    for position in range(len(pad) // 2):
+        config[x.ndim - 1 - position] = (pad[2 * position], pad[2 * position + 1], 0)
+    return jax.lax.pad(x, cast(value, x.dtype), config)
+
+
+@lowers(aten.flip.default)
+def _flip(ctx: Context, x: Any, dims: Sequence[int]) -> Any:
+    return jnp.flip(x, tuple(dim % x.ndim for dim in dims)) if dims and x.ndim else x
+
+
+@lowers(aten.roll.default)
+def _roll(ctx: Context, x: Any, shifts: Any, dims: Any = ()) -> Any:
+    if not dims:
+        return jnp.roll(x.ravel(), shifts).reshape(x.shape)
+    return jnp.roll(x, tuple(shifts), tuple(dims))
+
+
+@lowers(aten.tril.default)
+def _tril(ctx: Context, x: Any, diagonal: int = 0) -> Any:
+    return jnp.tril(x, diagonal)
+
+
+@lowers(aten.triu.default)
+def _triu(ctx: Context, x: Any, diagonal: int = 0) -> Any:
+    return jnp.triu(x, diagonal)
+
+
+@lowers(aten.diagonal.default)
+def _diagonal(ctx: Context, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@lowers(aten.copy.default)
+def _copy(ctx: Context, x: Any, source: Any, non_blocking: bool = False) -> Any:
+    return jnp.broadcast_to(cast(source, ctx.dtype), ctx.shape)
+
+
+@lowers(aten.view_as_real.default)
+def _view_as_real(ctx: Context, x: Any) -> Any:
+    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
+
+
+@lowers(aten.view_as_complex.default)
+def _view_as_complex(ctx: Context, x: Any) -> Any:
+    return jax.lax.complex(x[..., 0], x[..., 1])
+
+
+torch_mlir_lowers(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.cat.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    when=numeric_view,
+)

@@ -1,0 +1,192 @@
+"""The one registry of lowerings: which operator is lowered, and by whom.
+
+An entry has up to two roads. ``function`` is a function over ``jax.numpy`` whose StableHLO is
+spliced into the module. ``stock`` says for which nodes Torch-MLIR's own lowering is known to give
+eager's values; those nodes take it, because it is cheaper to compile. A node with neither road
+is not supported and stays with ATen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from .types import MLIR_DTYPES, LoweringError
+
+OpOverload = torch._ops.OpOverload
+#: Key of ``node.meta``: the name of the node that a pass made this one from.
+ORIGIN = "neuron_origin"
+
+Predicate = Callable[[fx.Node], bool]
+Validator = Callable[[fx.Node], str | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """How one operator overload is lowered.
+
+    ``refuse`` returns why a node cannot take any road, or ``None``. ``random`` operators get a
+    seed as ``ctx.seed``.
+    """
+
+    op: Any
+    function: Callable[..., Any] | None = None
+    stock: Predicate | None = None
+    refuse: Validator | None = None
+    random: bool = False
+
+
+_REGISTRY: dict[Any, Lowering] = {}
+#: (operator, signature) pairs that Torch-MLIR turned out to refuse in this process.
+_REFUSED: dict[str, str] = {}
+_version = 0
+
+
+def _register(op: Any, **fields: Any) -> None:
+    global _version
+    old = _REGISTRY.get(op, Lowering(op))
+    for name, value in fields.items():
+        if value not in (None, False) and getattr(old, name) not in (None, False):
+            raise ValueError(f"{op}: its {name!r} is registered twice")
+    _REGISTRY[op] = dataclasses.replace(
+        old, **{k: v for k, v in fields.items() if v not in (None, False)}
+    )
+    _version += 1
+
+
+def lowers(
+    *ops: Any, refuse: Validator | None = None, random: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function over ``jax.numpy`` as the lowering of ``ops``.
+
+    It is called as ``function(ctx, *args, **kwargs)`` with the node's arguments, tensors as JAX
+    arrays; it returns one array or a tuple, in the order of the operator's results.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            _register(op, function=function, refuse=refuse, random=random)
+        return function
+
+    return decorate
+
+
+def torch_mlir_lowers(*ops: Any, when: Predicate) -> None:
+    """Trust Torch-MLIR with the nodes of ``ops`` for which ``when`` holds."""
+    for op in ops:
+        _register(op, stock=when)
+
+
+def lookup(op: Any) -> Lowering | None:
+    """The entry of an operator overload, or ``None``."""
+    return _REGISTRY.get(op)
+
+
+def registered() -> Iterator[Lowering]:
+    """All entries."""
+    return iter(tuple(_REGISTRY.values()))
+
+
+def version() -> int:
+    """A number that changes with every registration."""
+    return _version
+
+
+def node_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
+    """The (fake) tensors among a node's operands and results."""
+    for operand in node.all_input_nodes:
+        yield from result_tensors(operand)
+    yield from result_tensors(node)
+
+
+def result_tensors(node: fx.Node) -> list[torch.Tensor]:
+    """The (fake) tensors among a node's results."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else [value]
+    return [item for item in values if isinstance(item, torch.Tensor)]
+
+
+def origin(node: fx.Node) -> str:
+    """The name of the node in the graph that was handed in."""
+    return str(node.meta.get(ORIGIN, node.name))
+
+
+def signature(node: fx.Node) -> str:
+    """Operator, shapes and dtypes of a node, for messages and for the memory of refusals."""
+    operands = ", ".join(
+        _describe(tensor) for operand in node.all_input_nodes for tensor in result_tensors(operand)
+    )
+    return f"{node.target}({operands})"
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(str(size) for size in tensor.shape)}]"
+
+
+def why_unsupported(node: fx.Node) -> str | None:
+    """Why this ``call_function`` node cannot be lowered, or ``None`` if it can.
+
+    This is the one question that the partitioner asks.
+    """
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return why_unsupported(source) if isinstance(source, fx.Node) else "not a tuple"
+    entry = lookup(node.target)
+    if entry is None:
+        return f"no lowering is registered for {node.target}"
+    for tensor in node_tensors(node):
+        if tensor.layout is not torch.strided:
+            return f"layout {tensor.layout} is not supported"
+        if tensor.device.type not in ("cpu", "meta"):
+            return f"a tensor is on device {tensor.device}"
+        if tensor.dtype not in MLIR_DTYPES:
+            return f"dtype {tensor.dtype} is not supported"
+        if tensor.is_conj() or tensor.is_neg():
+            return "a lazily conjugated or negated tensor"
+    if entry.refuse is not None and (reason := entry.refuse(node)):
+        return reason
+    if entry.function is None and entry.stock is not None and not entry.stock(node):
+        return f"{node.target} has no lowering for this signature"
+    return _REFUSED.get(signature(node))
+
+
+def takes_stock(node: fx.Node) -> bool:
+    """Whether Torch-MLIR's own lowering is used for a supported node."""
+    entry = lookup(node.target)
+    if entry is None or entry.stock is None or not entry.stock(node):
+        return False
+    return entry.function is None or f"stock {signature(node)}" not in _REFUSED
+
+
+def remember_refusal(node: fx.Node, reason: str) -> None:
+    """Note that Torch-MLIR refused this operator and signature.
+
+    The spliced lowering takes over where there is one; else the node is unsupported.
+    """
+    entry = lookup(node.target)
+    spliced = entry is not None and entry.function is not None and takes_stock(node)
+    _REFUSED[f"stock {signature(node)}" if spliced else signature(node)] = reason
+
+
+def forget_refusals() -> None:
+    """Forget what Torch-MLIR refused (after ``torch.compiler.reset`` and in tests)."""
+    _REFUSED.clear()
+
+
+def require(node: fx.Node) -> Lowering:
+    """The entry of a node that must be lowered.
+
+    Raises:
+        LoweringError: naming operator, overload, shapes, dtypes and reason.
+    """
+    reason = why_unsupported(node)
+    entry = lookup(node.target)
+    if entry is None or reason is not None:
+        raise LoweringError(f"{signature(node)}: {reason}", node.name)
+    return entry

@@ -1,0 +1,217 @@
+"""Traces a lowering over ``jax.numpy`` once per signature into StableHLO text to splice."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from .registry import Lowering, result_tensors
+from .types import LoweringError, TensorSpec
+
+JAX_DTYPES: dict[torch.dtype, Any] = {
+    torch.bool: jnp.bool_,
+    torch.uint8: jnp.uint8,
+    torch.int8: jnp.int8,
+    torch.int16: jnp.int16,
+    torch.int32: jnp.int32,
+    torch.int64: jnp.int64,
+    torch.float16: jnp.float16,
+    torch.bfloat16: jnp.bfloat16,
+    torch.float32: jnp.float32,
+    torch.float64: jnp.float64,
+    torch.complex64: jnp.complex64,
+    torch.complex128: jnp.complex128,
+}
+TORCH_DTYPES = {jnp.dtype(value): key for key, value in JAX_DTYPES.items()}
+
+
+def to_jax(dtype: torch.dtype) -> Any:
+    """The ``jax.numpy`` dtype of a torch dtype."""
+    return JAX_DTYPES[dtype]
+
+
+def to_torch(dtype: Any) -> torch.dtype:
+    """The torch dtype of a ``jax.numpy`` dtype."""
+    return TORCH_DTYPES[jnp.dtype(dtype)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a lowering may know besides its arguments: the results that FakeTensor promised.
+
+    ``seed`` is an ``int64[2]`` array for random operators (a stream and the position in it).
+    """
+
+    outputs: tuple[TensorSpec, ...]
+    seed: Any = None
+
+    @property
+    def output(self) -> TensorSpec:
+        """The first result."""
+        return self.outputs[0]
+
+    @property
+    def dtype(self) -> Any:
+        """The ``jax.numpy`` dtype of the first result."""
+        return to_jax(self.outputs[0].dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        return self.outputs[0].shape
+
+    def kernel(
+        self,
+        name: str,
+        decomposition: Callable[..., Any],
+        operands: Sequence[Any],
+        **attributes: Any,
+    ) -> Any:
+        """Emit ``stablehlo.composite "neuron.<name>"`` with its plain StableHLO decomposition.
+
+        A target may replace it with a kernel of its own; every other target compiles the
+        decomposition. ``attributes`` are integers, floats or strings.
+        """
+        return jax.lax.composite(
+            lambda *arrays, **_: decomposition(*arrays), f"neuron.{name}", version=1
+        )(*operands, **attributes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Splice:
+    """The StableHLO functions of one operator signature; ``entry`` is the one to call."""
+
+    text: str
+    entry: str
+    operands: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operand:
+    """Stands for the n-th distinct tensor operand in a node's arguments."""
+
+    index: int
+
+
+_cache: dict[str, Splice] = {}
+_lock = threading.Lock()
+_SYMBOL = re.compile(r"@([\w.$-]+)")
+_RESULT_INFO = re.compile(r' \{jax\.result_info = "[^"]*"\}')
+
+
+def clear_cache() -> None:
+    """Drop every traced signature."""
+    _cache.clear()
+
+
+def splice(entry: Lowering, node: fx.Node) -> tuple[Splice, list[fx.Node]]:
+    """The traced lowering of ``node`` and its operands, in the order of the splice's parameters.
+
+    Raises:
+        LoweringError: if the lowering's results differ from what FakeTensor promised.
+    """
+    operands = list(node.all_input_nodes)
+    index = {operand: _Operand(i) for i, operand in enumerate(operands)}
+    args, kwargs = fx.map_arg((node.args, node.kwargs), index.__getitem__)
+    specs = tuple(TensorSpec.of(result_tensors(operand)[0]) for operand in operands)
+    outputs = tuple(TensorSpec.of(tensor) for tensor in result_tensors(node))
+    key = f"{node.target}|{args!r}|{kwargs!r}|{specs}|{outputs}|{_output_mask(node)}"
+    found = _cache.get(key)
+    if found is None:
+        with _lock:
+            found = _cache.get(key)
+            if found is None:
+                found = _trace(entry, node, args, kwargs, specs, outputs, key)
+                _cache[key] = found
+    return found, operands
+
+
+def _output_mask(node: fx.Node) -> tuple[bool, ...]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else [value]
+    return tuple(isinstance(item, torch.Tensor) for item in values)
+
+
+def _trace(
+    entry: Lowering,
+    node: fx.Node,
+    args: Any,
+    kwargs: Any,
+    specs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    key: str,
+) -> Splice:
+    assert entry.function is not None
+    function = entry.function
+    mask = _output_mask(node)
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        actual_args, actual_kwargs = _substitute((args, kwargs), arrays)
+        seed, stream = actual_kwargs.pop("__seed", None), actual_kwargs.pop("__stream", 0)
+        if seed is not None:
+            seed = seed + jnp.array([0, stream], jnp.int64)
+        results = function(Context(outputs, seed), *actual_args, **actual_kwargs)
+        return tuple(_conform(results, mask, outputs, node))
+
+    shapes = [jax.ShapeDtypeStruct(spec.shape, to_jax(spec.dtype)) for spec in specs]
+    with tracing():
+        text = jax.jit(run, keep_unused=True).lower(*shapes).as_text(dialect="stablehlo")
+    prefix = "neuron_" + hashlib.sha256(key.encode()).hexdigest()[:16]
+    text = _RESULT_INFO.sub("", _SYMBOL.sub(lambda match: f"@{prefix}_{match[1]}", text))
+    return Splice(text, f"{prefix}_main", specs, outputs)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """JAX's 64-bit types and plain settings, for this thread and the tracing alone."""
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.debug_nans(False),
+        jax.disable_jit(False),
+        jax.default_matmul_precision("highest"),
+    ):
+        yield
+
+
+def _substitute(value: Any, arrays: Sequence[Any]) -> Any:
+    if isinstance(value, _Operand):
+        return arrays[value.index]
+    if isinstance(value, list | tuple):
+        return type(value)(_substitute(item, arrays) for item in value)
+    if isinstance(value, dict):
+        return {name: _substitute(item, arrays) for name, item in value.items()}
+    return value
+
+
+def _conform(
+    results: Any, mask: tuple[bool, ...], outputs: tuple[TensorSpec, ...], node: fx.Node
+) -> Iterator[Any]:
+    values = list(results) if isinstance(results, tuple | list) else [results]
+    if len(values) != len(mask):
+        raise LoweringError(
+            f"the lowering of {node.target} gave {len(values)} results, not {len(mask)}", node.name
+        )
+    specs = iter(outputs)
+    for value, wanted in zip(values, mask, strict=True):
+        if not wanted:
+            continue
+        spec = next(specs)
+        array = jnp.asarray(value)
+        if array.shape != spec.shape:
+            raise LoweringError(
+                f"the lowering of {node.target} gave shape {array.shape}, not {spec.shape}",
+                node.name,
+            )
+        yield array.astype(to_jax(spec.dtype))

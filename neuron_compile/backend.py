@@ -1,0 +1,78 @@
+"""The TorchDynamo backend: ``torch.compile(model, backend="neuron")``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from . import logs
+from .decompositions import decompositions
+from .graph_compiler import compile_graph
+from .settings import Settings, resolve
+from .torch_internals import aot_compile, static_input_indices
+
+logs.install()
+
+
+def neuron(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph. Dynamo calls this through the entry point ``neuron``.
+
+    Args:
+        module: the graph as Dynamo captured it.
+        example_inputs: its (fake) inputs.
+        options: fields of :class:`neuron_compile.settings.Settings`.
+        mode: a key of :data:`neuron_compile.settings.MODES`.
+
+    Raises:
+        SettingsError: for an unknown mode or option, or a value out of its range.
+        UnsupportedError: in strict mode, for an operator that cannot run on the device.
+    """
+    return compile_dynamo_graph(module, example_inputs, resolve(options, mode))
+
+
+def compile_dynamo_graph(
+    module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph under resolved settings."""
+    static: frozenset[int] = frozenset()
+
+    def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(graph, "inference", static_input_indices(), settings)
+
+    def forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal static
+        static = static_input_indices()
+        return compile_graph(graph, "forward", static, settings)
+
+    def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(graph, "backward", _saved_parameters(graph, static), settings)
+
+    return aot_compile(
+        module,
+        example_inputs,
+        inference=inference,
+        forward=forward,
+        backward=backward,
+        decompositions=decompositions(),
+    )
+
+
+def _saved_parameters(graph: fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
+    """Positions of a backward graph's inputs that are parameters saved by the forward.
+
+    AOT Autograd names the forward's inputs ``primals_<n>``, from 1, in both graphs.
+    """
+    names = {f"primals_{index + 1}" for index in static}
+    return frozenset(
+        index
+        for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))
+        if node.name in names
+    )

@@ -1,0 +1,36 @@
+"""Which operators AOT Autograd decomposes: those that have a decomposition and no lowering."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from .lowering.registry import lookup, version
+
+aten = torch.ops.aten
+
+# Decompositions that core ATen leaves out, for operators without a lowering of their own.
+_MORE = (
+    aten.addmv,
+    aten.baddbmm,
+    aten.cudnn_batch_norm,
+    aten.linalg_vector_norm,
+    aten.native_dropout_backward,
+    aten.upsample_bilinear2d,
+    aten.upsample_nearest2d,
+)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table for AOT Autograd."""
+    return dict(_table(version()))
+
+
+@functools.lru_cache(maxsize=2)
+def _table(registry_version: int) -> dict[Any, Callable[..., Any]]:
+    table = {**get_decompositions(_MORE), **core_aten_decompositions()}
+    return {op: function for op, function in table.items() if lookup(op) is None}

@@ -1,0 +1,338 @@
+"""Compiles one AOT graph: partition, lower, compile, and recover where a compiler refuses."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import operator
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import logs
+from .classify import Boundary, bound
+from .errors import UnsupportedError
+from .lowering import LoweredModule, LoweringError, lower, seed_random_operators, signature
+from .lowering.registry import remember_refusal
+from .partition import Partitioned, eager_nodes, partition
+from .records import DEVICE, EAGER, GraphRecord, OperatorRecord, count, record_graph
+from .runtime import (
+    CompilerOptions,
+    Executor,
+    Neff,
+    ResultSpec,
+    RuntimeCompileError,
+    compile_stablehlo,
+)
+from .settings import Settings
+from .specialize import call_key, specialize
+from .torch_internals import boxed, has_symbols, user_line
+
+Runner = Callable[[list[Any]], Any]
+
+_REFUSALS = (LoweringError, RuntimeCompileError)
+
+
+class _Refused(Exception):
+    """A compiler refused nodes of the whole graph: partition again without them."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__()
+        self.reasons = reasons
+
+
+def compile_graph(
+    module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
+) -> Runner:
+    """Compile a functional graph into a boxed callable.
+
+    Args:
+        module: a graph of ATen operators as AOT Autograd makes it; it is not changed.
+        kind: ``inference``, ``forward`` or ``backward`` (for the report).
+        static: positions of the inputs that are parameters or buffers.
+
+    Raises:
+        UnsupportedError: if an operator cannot run on the device and
+            ``settings.fullgraph_on_device`` is set.
+    """
+    if has_symbols(module):
+        return boxed(_Specializer(module, kind, static, settings))
+    return boxed(_compile_static(module, kind, static, settings))
+
+
+class _Specializer:
+    """Serves a graph with symbolic sizes: one executable for each combination of sizes seen."""
+
+    def __init__(
+        self, module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
+    ) -> None:
+        self._module = module
+        self._kind = kind
+        self._static = static
+        self._settings = settings
+        self._table: collections.OrderedDict[Any, Runner] = collections.OrderedDict()
+        self._lock = threading.RLock()
+
+    def __call__(self, args: list[Any]) -> Any:
+        key = call_key(args)
+        with self._lock:
+            runner = self._table.get(key)
+            if runner is None:
+                runner = self._table[key] = self._compile(args)
+                while len(self._table) > self._settings.max_specializations:
+                    self._table.popitem(last=False)
+            self._table.move_to_end(key)
+        return runner(args)
+
+    def _compile(self, args: Sequence[Any]) -> Runner:
+        count("specializations")
+        module = specialize(self._module, args)
+        return _compile_static(module, self._kind, self._static, self._settings)
+
+
+def _compile_static(
+    module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
+) -> Runner:
+    refused: dict[str, str] = {}
+    while True:
+        seconds: collections.Counter[str] = collections.Counter()
+        try:
+            return _compile_partitioned(module, kind, static, settings, refused, seconds)
+        except _Refused as error:
+            count("refusals")
+            refused.update(error.reasons)
+
+
+def _compile_partitioned(
+    module: fx.GraphModule,
+    kind: str,
+    static: frozenset[int],
+    settings: Settings,
+    refused: Mapping[str, str],
+    seconds: collections.Counter[str],
+) -> Runner:
+    started = time.perf_counter()
+    eager = eager_nodes(module, refused)
+    if eager and settings.fullgraph_on_device:
+        raise UnsupportedError(_explain_strict(eager))
+    parts = partition(copy.deepcopy(module) if eager else module, refused)
+    seconds["partition"] += time.perf_counter() - started
+    counts: collections.Counter[str] = collections.Counter()
+    if parts.whole:
+        runner = _compile_partition(module, static, settings, seconds, counts)
+    else:
+        runner = _assemble(parts, settings, seconds, counts)
+    record_graph(
+        GraphRecord(
+            kind=kind,
+            operators=_records(module, eager),
+            partitions=counts["partitions"],
+            vendor_kernels=counts["vendor_kernels"],
+            seconds=dict(seconds),
+        )
+    )
+    return runner
+
+
+def _assemble(
+    parts: Partitioned,
+    settings: Settings,
+    seconds: collections.Counter[str],
+    counts: collections.Counter[str],
+) -> Runner:
+    """Put compiled partitions into the graph whose other operators ATen runs."""
+    for name in parts.names:
+        inner = getattr(parts.module, name)
+        runner = _compile_partition(inner, frozenset(), settings, seconds, counts)
+        setattr(parts.module, name, _Partition(runner, _single_result(inner)))
+    parts.module.recompile()
+    forward = parts.module.forward
+
+    def run(args: list[Any]) -> Any:
+        taken = tuple(args)
+        args.clear()
+        return forward(*taken)
+
+    return run
+
+
+class _Partition(torch.nn.Module):
+    """A compiled partition as a submodule of the graph around it."""
+
+    def __init__(self, runner: Runner, single: bool) -> None:
+        super().__init__()
+        self._runner = runner
+        self._single = single
+
+    def forward(self, *args: Any) -> Any:
+        results = self._runner(list(args))
+        return results[0] if self._single else results
+
+
+def _single_result(module: fx.GraphModule) -> bool:
+    return not isinstance(module.graph.output_node().args[0], tuple | list)
+
+
+def _compile_partition(
+    module: fx.GraphModule,
+    static: frozenset[int],
+    settings: Settings,
+    seconds: collections.Counter[str],
+    counts: collections.Counter[str],
+) -> Runner:
+    """Lower and compile a graph whose every operator is supported."""
+    boundary, numbers = _boundary(module, static)
+    if not any(spec.kind == "tensor" for spec in boundary.signature.results):
+        return _trivial(boundary.signature.results)
+    try:
+        lowered, neff = _lower_and_compile(boundary, settings)
+    except _REFUSALS as error:
+        raise _Refused(_at_fault(module, error, settings)) from error
+    seconds.update(lowered.phases)
+    seconds.update(neff.seconds)
+    count("compilations")
+    counts["partitions"] += 1
+    counts["vendor_kernels"] += neff.vendor_kernels
+    logs.artifacts(boundary.module, lowered, neff, settings.dump_dir)
+    return _entry(Executor(neff, boundary.signature, boundary.constants), numbers)
+
+
+def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary, frozenset[int]]:
+    """A copy of ``module`` between contiguous tensors, and the inputs that are numbers."""
+    work = copy.deepcopy(module)
+    output = work.graph.output_node()
+    if not isinstance(output.args[0], tuple | list):
+        output.args = ((output.args[0],),)
+    placeholders = work.graph.find_nodes(op="placeholder")
+    numbers = frozenset(
+        index
+        for index, node in enumerate(placeholders)
+        if not isinstance(node.meta.get("val"), torch.Tensor)
+    )
+    for index in numbers:
+        work.graph.erase_node(placeholders[index])
+    kept = [index for index in range(len(placeholders)) if index not in numbers]
+    static = frozenset(position for position, index in enumerate(kept) if index in static)
+    return bound(work, static, seed_random_operators(work)), numbers
+
+
+def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:
+    options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
+    capture = logs.wants_torch_dialect() or settings.dump_dir is not None
+    lowered = lower(boundary.module, capture_torch=capture)
+    return lowered, compile_stablehlo(lowered.stablehlo, options)
+
+
+def _entry(executor: Executor, numbers: frozenset[int]) -> Runner:
+    def run(args: list[Any]) -> Any:
+        results = executor(args)
+        args.clear()
+        return results
+
+    def run_without_numbers(args: list[Any]) -> Any:
+        tensors = [arg for index, arg in enumerate(args) if index not in numbers]
+        args.clear()
+        return executor(tensors)
+
+    return run_without_numbers if numbers else run
+
+
+def _trivial(results: Sequence[ResultSpec]) -> Runner:
+    """A graph that computes nothing: its results are inputs, numbers and ``None``."""
+
+    def run(args: list[Any]) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        args.clear()
+        return [tensors[spec.index] if spec.kind == "input" else spec.value for spec in results]
+
+    return run
+
+
+def _at_fault(
+    module: fx.GraphModule, error: LoweringError | RuntimeCompileError, settings: Settings
+) -> dict[str, str]:
+    """The nodes that a compiler cannot take, each with the reason.
+
+    Where no diagnostic names one, each operator and signature is compiled on its own; where all
+    of them pass, the partition as a whole is at fault.
+    """
+    reason = str(error)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    named = [node for node in nodes if node.name == getattr(error, "node_name", None)]
+    if named:
+        remember_refusal(named[0], reason)
+        return {named[0].name: reason}
+    found: dict[str, str] = {}
+    tried: dict[str, str | None] = {}
+    for node in nodes:
+        if node.target is operator.getitem:
+            continue
+        key = f"{signature(node)} {node.args} {node.kwargs}"
+        if key not in tried:
+            tried[key] = _refusal_alone(module, node, settings)
+        alone = tried[key]
+        if alone is not None:
+            remember_refusal(node, alone)
+            found[node.name] = alone
+    return found or {
+        node.name: f"a partition with this operator was refused: {reason}" for node in nodes
+    }
+
+
+def _refusal_alone(module: fx.GraphModule, node: fx.Node, settings: Settings) -> str | None:
+    """Why a graph of this node alone is refused, or ``None`` if it compiles."""
+    graph = fx.Graph()
+    inputs: dict[fx.Node, fx.Node] = {}
+    for operand in node.all_input_nodes:
+        placeholder = graph.placeholder(operand.name)
+        placeholder.meta["val"] = operand.meta["val"]
+        inputs[operand] = placeholder
+    copied = graph.node_copy(node, inputs.__getitem__)
+    value = node.meta["val"]
+    if isinstance(value, tuple | list):
+        results = []
+        for position, item in enumerate(value):
+            if isinstance(item, torch.Tensor):
+                result = graph.call_function(operator.getitem, (copied, position))
+                result.meta["val"] = item
+                results.append(result)
+        graph.output(tuple(results))
+    else:
+        graph.output((copied,))
+    boundary, _ = _boundary(fx.GraphModule(module, graph), frozenset())
+    try:
+        _lower_and_compile(boundary, settings)
+    except _REFUSALS as error:
+        return str(error)
+    return None
+
+
+def _records(module: fx.GraphModule, eager: Mapping[fx.Node, str]) -> tuple[OperatorRecord, ...]:
+    return tuple(
+        OperatorRecord(
+            operator=str(node.target),
+            signature=signature(node),
+            where=EAGER if node in eager else DEVICE,
+            reason=eager.get(node, ""),
+            user_line=user_line(node),
+        )
+        for node in module.graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem
+    )
+
+
+def _explain_strict(eager: Mapping[fx.Node, str]) -> str:
+    lines = ["fullgraph_on_device is set, but these operators cannot run on the device:"]
+    for node, reason in eager.items():
+        if node.target is not operator.getitem:
+            line = user_line(node)
+            lines.append(f"  {signature(node)}: {reason}" + (f" (at {line})" if line else ""))
+    lines.append(
+        "Register a lowering with neuron_compile.lowering.lowers(op), rewrite the line with "
+        "supported operators, or unset fullgraph_on_device to run these in eager PyTorch."
+    )
+    return "\n".join(lines)

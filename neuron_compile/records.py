@@ -1,0 +1,164 @@
+"""What was compiled, what ran where, and why: the record behind ``report`` and ``explain``."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .errors import FallbackWarning
+
+DEVICE, EAGER = "device", "eager"
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorRecord:
+    """One operator of one graph: where it runs, why not on the device, the user's line."""
+
+    operator: str
+    signature: str
+    where: str
+    reason: str = ""
+    user_line: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph. ``seconds`` maps phases to their time; ``kind`` is inference, forward
+    or backward; ``vendor_kernels`` counts the operators that a target's own kernel computes."""
+
+    kind: str
+    operators: tuple[OperatorRecord, ...]
+    partitions: int
+    vendor_kernels: int
+    seconds: Mapping[str, float]
+
+    @property
+    def on_device(self) -> int:
+        """Operators lowered to StableHLO."""
+        return sum(record.where == DEVICE for record in self.operators)
+
+    @property
+    def in_fallback(self) -> int:
+        """Operators that run in eager PyTorch."""
+        return len(self.operators) - self.on_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Totals of this process since its start or :func:`reset_report`.
+
+    ``graphs`` holds the records of the last thousand graphs.
+    """
+
+    compilations: int
+    operators_on_device: int
+    operators_in_fallback: int
+    specializations: int
+    refusals: int
+    fallback_reasons: Mapping[str, str]
+    graphs: tuple[GraphRecord, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"neuron: {self.compilations} compilations, {self.operators_on_device} operators on "
+            f"the device, {self.operators_in_fallback} in eager fallback, "
+            f"{self.specializations} specializations of dynamic graphs, "
+            f"{self.refusals} refusals by Torch-MLIR or XLA"
+        ]
+        lines += [f"  eager: {op}: {reason}" for op, reason in self.fallback_reasons.items()]
+        return "\n".join(lines)
+
+
+_KEPT_GRAPHS = 1000
+_lock = threading.Lock()
+_counters: collections.Counter[str] = collections.Counter()
+_graphs: collections.deque[GraphRecord] = collections.deque(maxlen=_KEPT_GRAPHS)
+_reasons: dict[str, str] = {}
+_warned: set[str] = set()
+_collectors: list[list[GraphRecord]] = []
+
+
+def record_graph(record: GraphRecord) -> None:
+    """Add a compiled graph; warns once a process about each operator in fallback."""
+    with _lock:
+        _graphs.append(record)
+        _counters["operators_on_device"] += record.on_device
+        _counters["operators_in_fallback"] += record.in_fallback
+        for collected in _collectors:
+            collected.append(record)
+        fresh = [
+            item
+            for item in record.operators
+            if item.where == EAGER and item.operator not in _warned
+        ]
+        _warned.update(item.operator for item in fresh)
+        _reasons.update((item.operator, item.reason) for item in fresh)
+    for item in {item.operator: item for item in fresh}.values():
+        warnings.warn(
+            f"{item.signature} runs in eager PyTorch: {item.reason}"
+            + (f" (at {item.user_line})" if item.user_line else "")
+            + ". neuron_compile.explain() lists every such operator; "
+            "options={'fullgraph_on_device': True} makes it an error.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to a counter: ``compilations``, ``specializations`` or ``refusals``."""
+    with _lock:
+        _counters[name] += amount
+
+
+def report() -> Report:
+    """What this process compiled so far, and where its operators run."""
+    with _lock:
+        return Report(
+            compilations=_counters["compilations"],
+            operators_on_device=_counters["operators_on_device"],
+            operators_in_fallback=_counters["operators_in_fallback"],
+            specializations=_counters["specializations"],
+            refusals=_counters["refusals"],
+            fallback_reasons=dict(_reasons),
+            graphs=tuple(_graphs),
+        )
+
+
+def reset_report() -> None:
+    """Set every total to zero and let each operator's warning be given again."""
+    with _lock:
+        _counters.clear()
+        _graphs.clear()
+        _reasons.clear()
+        _warned.clear()
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[GraphRecord]]:
+    """Collect the records of the graphs that are compiled meanwhile."""
+    collected: list[GraphRecord] = []
+    with _lock:
+        _collectors.append(collected)
+    try:
+        yield collected
+    finally:
+        with _lock:
+            _collectors[:] = [item for item in _collectors if item is not collected]
+
+
+def as_data(value: Any) -> Any:
+    """A report, an explanation or a record as plain dicts and lists (for JSON)."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: as_data(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {key: as_data(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [as_data(item) for item in value]
+    return value

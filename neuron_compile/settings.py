@@ -1,0 +1,136 @@
+"""Settings: one frozen dataclass from ``options=``, ``mode=`` and environment variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import SettingsError
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a graph is compiled. Each field is a key of ``torch.compile(..., options={...})``.
+
+    Attributes:
+        platform: PJRT platform that compiles and runs (``"cpu"``; others where a plugin is
+            installed). Environment: ``NEURON_COMPILE_PLATFORM``.
+        fullgraph_on_device: raise instead of running any operator in eager PyTorch.
+            Environment: ``NEURON_COMPILE_FULLGRAPH_ON_DEVICE``.
+        vendor_kernels: let the platform compute heavy operators (convolutions, matrix products,
+            attention) with a vendor's kernels; off, XLA compiles their decompositions.
+            Environment: ``NEURON_COMPILE_VENDOR_KERNELS``.
+        dump_dir: a folder for every graph's FX, Torch dialect, StableHLO and optimized HLO.
+            Environment: ``NEURON_COMPILE_DUMP_DIR``.
+        max_specializations: executables kept for one graph with dynamic shapes (1 or more);
+            the one unused for longest is dropped first.
+            Environment: ``NEURON_COMPILE_MAX_SPECIALIZATIONS``.
+        xla_options: XLA flags by name, with a bool, int, float or string each, for example
+            ``{"xla_cpu_enable_fast_math": True}``; they change values as XLA documents.
+    """
+
+    platform: str = "cpu"
+    fullgraph_on_device: bool = False
+    vendor_kernels: bool = True
+    dump_dir: str | None = None
+    max_specializations: int = 64
+    xla_options: tuple[tuple[str, Any], ...] = ()
+
+
+#: ``mode=`` of ``torch.compile``. Inductor's names are accepted so that scripts run unchanged;
+#: none of them changes anything here. ``strict`` forbids every fallback.
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+    "strict": {"fullgraph_on_device": True},
+}
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    raise SettingsError(f"{name} must be a bool, not {value!r}")
+
+
+def _platform(name: str, value: Any) -> str:
+    if isinstance(value, str) and value:
+        return value.lower()
+    raise SettingsError(f"{name} must be a PJRT platform's name such as 'cpu', not {value!r}")
+
+
+def _folder(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str | os.PathLike) and os.fspath(value):
+        return str(Path(value))
+    raise SettingsError(f"{name} must be a path, not {value!r}")
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise SettingsError(f"{name} must be an int of at least 1, not {value!r}")
+
+
+def _flags(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{name} must be a dict of XLA flags, not {value!r}")
+    for flag, setting in value.items():
+        if not isinstance(flag, str) or not flag.startswith("xla_"):
+            raise SettingsError(f"{name}: {flag!r} is not an XLA flag's name ('xla_...')")
+        if not isinstance(setting, bool | int | float | str):
+            raise SettingsError(f"{name}[{flag!r}] must be bool, int, float or str: {setting!r}")
+    return tuple(sorted(value.items()))
+
+
+_VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
+    "platform": _platform,
+    "fullgraph_on_device": _boolean,
+    "vendor_kernels": _boolean,
+    "dump_dir": _folder,
+    "max_specializations": _count,
+    "xla_options": _flags,
+}
+
+_ENVIRONMENT = ("platform", "fullgraph_on_device", "vendor_kernels", "dump_dir")
+_ENVIRONMENT += ("max_specializations",)
+
+
+def resolve(
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings of one compilation: defaults, then environment, then mode, then options.
+
+    Raises:
+        SettingsError: for an unknown mode or option (listing the valid ones) or a wrong value.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for name in _ENVIRONMENT:
+        variable = f"NEURON_COMPILE_{name.upper()}"
+        if variable in environment:
+            values[name] = _VALIDATORS[name](variable, environment[variable])
+    if mode is not None:
+        if mode not in MODES:
+            raise SettingsError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")
+        values.update(MODES[mode])
+    for name, value in (options or {}).items():
+        if name not in _VALIDATORS:
+            raise SettingsError(
+                f"unknown option {name!r}; valid options: {', '.join(sorted(_VALIDATORS))}"
+            )
+        values[name] = _VALIDATORS[name](f"options[{name!r}]", value)
+    return Settings(**values)

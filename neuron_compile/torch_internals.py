@@ -1,0 +1,88 @@
+"""The boundary to torch's private API above the runtime: Dynamo, AOT Autograd, fake tensors.
+
+Tested with torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def aot_compile(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    inference: GraphCompiler,
+    forward: GraphCompiler,
+    backward: GraphCompiler,
+    decompositions: dict[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Run AOT Autograd over a Dynamo graph and compile what it makes."""
+    return aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions,
+    )(module, example_inputs)
+
+
+def static_input_indices() -> frozenset[int]:
+    """Positions of the forward graph's inputs that are parameters or buffers."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return frozenset()
+    return frozenset(metadata.static_input_indices or ())
+
+
+def has_symbols(module: fx.GraphModule) -> bool:
+    """Whether an input's value or size is symbolic."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return True
+        if isinstance(value, torch.Tensor) and any(
+            isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())
+        ):
+            return True
+    return False
+
+
+def fake_mode() -> FakeTensorMode:
+    """A fake-tensor mode of its own, with static shapes."""
+    return FakeTensorMode()
+
+
+def fake_inputs(mode: FakeTensorMode, args: Sequence[Any]) -> list[Any]:
+    """Fake versions of real arguments; numbers stay."""
+    return [
+        mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg
+        for arg in args
+    ]
+
+
+_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def user_line(node: fx.Node) -> str:
+    """``file:line in function`` of the user's code that made a node, or an empty string."""
+    found = _STACK_LINE.findall(node.meta.get("stack_trace") or "")
+    return "{}:{} in {}".format(*found[-1]) if found else ""
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function that takes its arguments as one list, which it empties."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,118 @@
+"""Runs a loaded NEFF on torch tensors: import, execute, adopt the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import pjrt
+from .neff import Neff
+from .types import ArgumentSpec, ResultSpec, Signature
+
+
+class Executor:
+    """A callable from a list of arguments to the list of a graph's results.
+
+    Nothing is copied where memory is dense and aligned: arguments are shared with PJRT by DLPack
+    and results are adopted the same way. Buffers of static arguments (parameters) are kept while
+    their storage stays at its address; a kept buffer holds that storage alive, so the address
+    cannot come to mean another tensor.
+
+    Several threads may call one executor at once.
+    """
+
+    def __init__(
+        self, neff: Neff, signature: Signature, constants: Sequence[torch.Tensor] = ()
+    ) -> None:
+        platform = neff.options.platform
+        self.neff = neff
+        self.signature = signature
+        self.copies = 0
+        self._execute = neff.executable.execute_sharded
+        self._import = pjrt.importer(platform)
+        self._export = pjrt.exporter(platform)
+        self._shared = pjrt.shared_memory(platform)
+        self._loaders = [self._loader(spec) for spec in signature.arguments]
+        self._constants = [self._import(_aligned(tensor)) for tensor in constants]
+        self._takers = [_taker(spec) for spec in signature.results]
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run once. ``args`` are the tensors of ``signature.arguments``."""
+        buffers = [load(arg) for load, arg in zip(self._loaders, args, strict=True)]
+        buffers += self._constants
+        if self.signature.seeded:
+            buffers.append(self._import(draw_seed()))
+        shards = self._execute(buffers).disassemble_into_single_device_arrays()
+        outputs = [self._export(shard[0]) for shard in shards]
+        return [take(args, outputs) for take in self._takers]
+
+    def _loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
+        if spec.static and self._shared and spec.dense:
+            return self._static_loader(spec)
+        return lambda tensor: self._load(tensor, spec.permutation)
+
+    def _load(self, tensor: torch.Tensor, permutation: tuple[int, ...] | None) -> Any:
+        if permutation is not None:
+            tensor = tensor.permute(permutation)
+        if not tensor.is_contiguous():
+            self.copies += 1
+            tensor = tensor.contiguous()
+        return self._import(tensor)
+
+    def _static_loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
+        kept: tuple[int, Any] = (0, None)
+
+        def load(tensor: torch.Tensor) -> Any:
+            nonlocal kept
+            address, buffer = kept
+            if tensor.data_ptr() == address:
+                return buffer
+            buffer = self._load(tensor, spec.permutation)
+            address = tensor.data_ptr()
+            # A copy (unaligned storage) would not see an optimizer's updates: do not keep it.
+            if address and pjrt.pointer(buffer) == address:
+                kept = (address, buffer)
+            else:
+                self.copies += 1
+            return buffer
+
+        return load
+
+
+def draw_seed() -> torch.Tensor:
+    """``[seed, 0]`` as int64, drawn from torch's default CPU generator."""
+    seed = torch.zeros(2, dtype=torch.int64)
+    seed[:1].random_()
+    return seed
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A private copy, since a constant must not change with its source."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _taker(spec: ResultSpec) -> Callable[[list[Any], list[torch.Tensor]], Any]:
+    if spec.kind == "none":
+        return lambda args, outputs: None
+    if spec.kind == "constant":
+        return lambda args, outputs: spec.value
+    index = spec.index
+    if spec.kind == "input":
+        return lambda args, outputs: args[index]
+    if spec.permutation is not None:
+        permutation = spec.permutation
+        return lambda args, outputs: outputs[index].permute(permutation)
+    if spec.expand is not None:
+        sizes = spec.expand
+        return lambda args, outputs: outputs[index].expand(sizes)
+    if spec.stride is not None:
+        stride = spec.stride
+        return lambda args, outputs: _restride(outputs[index], stride)
+    return lambda args, outputs: outputs[index]
+
+
+def _restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    result = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+    return result.copy_(tensor)

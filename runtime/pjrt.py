@@ -1,0 +1,148 @@
+"""The boundary to jaxlib's private API: clients, compilation, buffers.
+
+No other module of the runtime imports jax or jaxlib. Tested with jaxlib 0.10.2.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jaxlib.mlir.ir as ir
+import numpy as np
+import torch
+from jax._src import xla_bridge
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lib import _jax, xla_client
+
+from .types import RuntimeCompileError
+
+_lock = threading.Lock()
+_to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
+_from_dlpack = torch._C._from_dlpack  # type: ignore[attr-defined]
+_to_buffer = _jax.dlpack_managed_tensor_to_buffer
+_to_capsule = _jax.buffer_to_dlpack_managed_tensor
+
+
+def platforms() -> list[str]:
+    """The PJRT platforms that could be opened here."""
+    others = [name for name in xla_bridge.backends() if name != "cpu"]
+    return ["cpu", *others]
+
+
+@functools.cache
+def client(platform: str) -> Any:
+    """The PJRT client of ``platform``.
+
+    The CPU's is our own and synchronous: a result is ready when the call returns, with no hop to
+    another thread, and the user's own JAX keeps its settings.
+
+    Raises:
+        RuntimeCompileError: if the platform is not installed, with the list of those that are.
+    """
+    if platform == "cpu":
+        return xla_client.make_cpu_client(asynchronous=False)
+    if platform not in xla_bridge.backends():
+        raise RuntimeCompileError(
+            f"PJRT platform {platform!r} is not installed; available: {', '.join(platforms())}. "
+            f"Install its PJRT plugin, or choose another with options={{'platform': ...}}."
+        )
+    return xla_bridge.get_backend(platform)
+
+
+def device(platform: str) -> Any:
+    """The first device of ``platform``."""
+    return client(platform).local_devices()[0]
+
+
+def parse_module(stablehlo: str) -> Any:
+    """An ``ir.Module`` in jaxlib's MLIR, in a context of its own."""
+    with jax_mlir.make_ir_context():
+        return ir.Module.parse(stablehlo)
+
+
+def compile_module(
+    module: Any, platform: str, xla_options: Sequence[tuple[str, Any]]
+) -> Any:
+    """Compile a StableHLO module and load it on the platform's first device.
+
+    Raises:
+        RuntimeCompileError: with XLA's message.
+    """
+    options = xla_client.CompileOptions()
+    options.num_replicas = options.num_partitions = 1
+    build = options.executable_build_options
+    build.num_replicas = build.num_partitions = 1
+    target = device(platform)
+    build.device_assignment = xla_client.DeviceAssignment.create(np.array([[target.id]]))
+    options.env_option_overrides = list(xla_options)
+    try:
+        with module.context:
+            return client(platform).compile_and_load(
+                module, _jax.DeviceList((target,)), options
+            )
+    except (_jax.JaxRuntimeError, ir.MLIRError, TypeError) as error:
+        raise RuntimeCompileError(f"XLA ({platform}) refused the module: {error}") from error
+
+
+def optimized_hlo(executable: Any) -> str:
+    """The HLO after XLA's passes."""
+    return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
+def shared_memory(platform: str) -> bool:
+    """Whether the platform computes in host memory, so that tensors are shared by DLPack."""
+    return platform == "cpu"
+
+
+def importer(platform: str) -> Callable[[torch.Tensor], Any]:
+    """A function from a contiguous CPU tensor to a PJRT buffer (shared where memory allows)."""
+    target = device(platform)
+    if shared_memory(platform):
+        return lambda tensor: _to_buffer(_to_dlpack(tensor), target, None)
+    backend = client(platform)
+    host = device("cpu")
+
+    def copy_to_device(tensor: torch.Tensor) -> Any:
+        return backend.buffer_from_pyval(
+            np.asarray(_to_buffer(_to_dlpack(tensor), host, None)), target
+        )
+
+    return copy_to_device
+
+
+def exporter(platform: str) -> Callable[[Any], torch.Tensor]:
+    """A function from a PJRT buffer to a CPU tensor that owns it."""
+    if shared_memory(platform):
+        return lambda buffer: _from_dlpack(_to_capsule(buffer))
+    host = device("cpu")
+
+    def copy_to_host(buffer: Any) -> torch.Tensor:
+        values = np.array(buffer)
+        return _from_dlpack(_to_capsule(client("cpu").buffer_from_pyval(values, host)))
+
+    return copy_to_host
+
+
+def pointer(buffer: Any) -> int:
+    """The address of a buffer in host memory."""
+    return int(buffer.unsafe_buffer_pointer())
+
+
+def execute(executable: Any, buffers: Sequence[Any]) -> list[Any]:
+    """Run on the one device; a buffer for each result."""
+    results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
+    return [shards[0] for shards in results]
+
+
+def register_ffi_handler(name: str, function_pointer: int, platform: str) -> None:
+    """Register a C function of the typed FFI (``XLA_FFI_Error* (XLA_FFI_CallFrame*)``)."""
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.restype = ctypes.py_object
+    new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = new_capsule(function_pointer, b"xla._CUSTOM_CALL_TARGET", None)
+    with _lock:
+        xla_client.register_custom_call_target(name, capsule, platform, api_version=1)

@@ -1,0 +1,317 @@
+"""The CPU target's kernels: ATen's and MKL's implementations of composites.
+
+A kernel is built once a call site from its :class:`KernelSpec`. ``wants`` says for which shapes
+it was measured to beat what XLA:CPU makes of the composite's decomposition.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .ffi import Kernel
+
+aten = torch.ops.aten
+
+_DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i1": torch.bool,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """A call site: kernel name, ``(MLIR element type, shape)`` of operands and results, settings."""
+
+    kernel: str
+    operands: tuple[tuple[str, tuple[int, ...]], ...]
+    results: tuple[tuple[str, tuple[int, ...]], ...]
+    attributes: tuple[tuple[str, Any], ...]
+
+    def to_json(self) -> str:
+        """A stable text form."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> KernelSpec:
+        """The inverse of :meth:`to_json`."""
+        fields = json.loads(text)
+        return cls(
+            fields["kernel"],
+            tuple((dtype, tuple(shape)) for dtype, shape in fields["operands"]),
+            tuple((dtype, tuple(shape)) for dtype, shape in fields["results"]),
+            tuple((name, value) for name, value in fields["attributes"]),
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.attributes)[name]
+
+    def integers(self, name: str) -> list[int]:
+        """A list attribute, stored as text."""
+        text = self[name]
+        return [int(item) for item in text.split(",")] if text else []
+
+
+Wants = Callable[[KernelSpec], bool]
+Builder = Callable[[KernelSpec], Kernel]
+_KERNELS: dict[str, tuple[Wants, Builder]] = {}
+
+
+def kernel(name: str, *, when: Wants) -> Callable[[Builder], Builder]:
+    """Register the decorated builder as the kernel of composite ``neuron.<name>``."""
+
+    def decorate(builder: Builder) -> Builder:
+        if name in _KERNELS:
+            raise ValueError(f"kernel {name!r} is registered twice")
+        _KERNELS[name] = (when, builder)
+        return builder
+
+    return decorate
+
+
+def wants(spec: KernelSpec) -> bool:
+    """Whether a kernel exists and takes this call site."""
+    found = _KERNELS.get(spec.kernel)
+    return found is not None and found[0](spec)
+
+
+def build(spec: KernelSpec) -> Kernel:
+    """The kernel of a call site."""
+    return _KERNELS[spec.kernel][1](spec)
+
+
+_VIEW_LIMIT = 64
+
+
+class _View:
+    """Tensors over raw addresses. The last few are kept, since XLA's arena repeats addresses."""
+
+    def __init__(self, described: tuple[str, tuple[int, ...]]) -> None:
+        name, self._shape = described
+        self._dtype = _DTYPES[name]
+        self._bytes = math.prod(self._shape) * self._dtype.itemsize
+        self._stride = torch.empty(self._shape, device="meta").stride()
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def __call__(self, address: int) -> torch.Tensor:
+        found = self._kept.get(address)
+        if found is None:
+            if len(self._kept) >= _VIEW_LIMIT:
+                self._kept.clear()
+            found = self._kept[address] = self._make(address)
+        return found
+
+    def _make(self, address: int) -> torch.Tensor:
+        # An inference tensor could not be written to outside of inference mode later.
+        with torch.inference_mode(False):
+            storage = torch._C._construct_storage_from_data_pointer(
+                address, torch.device("cpu"), self._bytes
+            )
+            return torch.empty(0, dtype=self._dtype).set_(storage, 0, self._shape, self._stride)
+
+
+def _aten_kernel(
+    spec: KernelSpec, run: Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+) -> Kernel:
+    operands = [_View(item) for item in spec.operands]
+    results = [_View(item) for item in spec.results]
+
+    def call(inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        run(
+            [view(address) for view, address in zip(operands, inputs, strict=True)],
+            [view(address) for view, address in zip(results, outputs, strict=True)],
+        )
+
+    return call
+
+
+def _all_of(spec: KernelSpec, *dtypes: str) -> bool:
+    return all(dtype in dtypes for dtype, _ in (*spec.operands, *spec.results))
+
+
+# --- matrix products -----------------------------------------------------------------------
+
+_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
+#: Multiplications below which a call into MKL costs more than it saves.
+_GEMM_THRESHOLD = 64 * 64 * 64
+
+
+@functools.cache
+def _sgemm() -> Any:
+    """``cblas_sgemm`` of the MKL inside libtorch, or ``None`` in builds without it."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        function = library.cblas_sgemm
+    except (OSError, AttributeError):
+        return None
+    number, size, pointer = ctypes.c_float, ctypes.c_int, ctypes.c_void_p
+    function.argtypes = [size] * 6 + [number, pointer, size, pointer, size, number, pointer, size]
+    function.restype = None
+    return function
+
+
+def _wants_gemm(spec: KernelSpec) -> bool:
+    (_, a), (_, result) = spec.operands[0], spec.results[0]
+    inner = a[-2] if spec["transpose_a"] else a[-1]
+    return _all_of(spec, "f32") and math.prod(result) * inner >= _GEMM_THRESHOLD
+
+
+@kernel("gemm", when=_wants_gemm)
+def _gemm(spec: KernelSpec) -> Kernel:
+    transpose_a, transpose_b = bool(spec["transpose_a"]), bool(spec["transpose_b"])
+    (_, a_shape), (_, b_shape) = spec.operands
+    (_, shape) = spec.results[0]
+    function = _sgemm()
+    if len(shape) == 2 and function is not None:
+        return _single_gemm(function, a_shape, b_shape, shape, transpose_a, transpose_b)
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        a, b = inputs
+        torch.matmul(
+            a.transpose(-1, -2) if transpose_a else a,
+            b.transpose(-1, -2) if transpose_b else b,
+            out=outputs[0],
+        )
+
+    return _aten_kernel(spec, run)
+
+
+def _single_gemm(
+    function: Any,
+    a_shape: tuple[int, ...],
+    b_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    transpose_a: bool,
+    transpose_b: bool,
+) -> Kernel:
+    rows, columns = shape
+    inner = a_shape[0] if transpose_a else a_shape[1]
+    head = (
+        _ROW_MAJOR,
+        _TRANSPOSED if transpose_a else _PLAIN,
+        _TRANSPOSED if transpose_b else _PLAIN,
+        rows,
+        columns,
+        inner,
+        1.0,
+    )
+    width_a, width_b = a_shape[1], b_shape[1]
+
+    def call(inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        function(*head, inputs[0], width_a, inputs[1], width_b, 0.0, outputs[0], columns)
+
+    return call
+
+
+# --- convolutions --------------------------------------------------------------------------
+
+
+def _convolution_settings(spec: KernelSpec) -> tuple[Any, ...]:
+    return (
+        spec.integers("stride"),
+        spec.integers("padding"),
+        spec.integers("dilation"),
+        bool(spec["transposed"]),
+        spec.integers("output_padding"),
+        spec["groups"],
+    )
+
+
+def _wants_convolution(spec: KernelSpec) -> bool:
+    return _all_of(spec, "f32") and all(0 not in shape for _, shape in spec.operands)
+
+
+@kernel("convolution", when=_wants_convolution)
+def _convolution(spec: KernelSpec) -> Kernel:
+    settings = _convolution_settings(spec)
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        x, weight, *bias = inputs
+        outputs[0].copy_(torch.convolution(x, weight, bias[0] if bias else None, *settings))
+
+    return _aten_kernel(spec, run)
+
+
+@kernel("convolution_backward", when=_wants_convolution)
+def _convolution_backward(spec: KernelSpec) -> Kernel:
+    settings = _convolution_settings(spec)
+    mask = [bool(wanted) for wanted in spec.integers("mask")]
+    transposed = settings[3]
+    weight = spec.operands[2][1]
+    bias_sizes = [weight[1] * settings[5] if transposed else weight[0]] if mask[2] else None
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        results = aten.convolution_backward(*inputs, bias_sizes, *settings, mask)
+        wanted = (result for result, keep in zip(results, mask, strict=True) if keep)
+        for output, result in zip(outputs, wanted, strict=True):
+            output.copy_(result)
+
+    return _aten_kernel(spec, run)
+
+
+# --- attention -----------------------------------------------------------------------------
+
+
+def _wants_attention(spec: KernelSpec) -> bool:
+    return all(dtype == "f32" for dtype, _ in spec.operands) and all(
+        0 not in shape for _, shape in spec.operands
+    )
+
+
+def _heads_last(tensor: torch.Tensor) -> torch.Tensor:
+    """``[B, L, H, D]`` in memory, seen as ``[B, H, L, D]``."""
+    return tensor.transpose(1, 2)
+
+
+@kernel("flash_attention", when=_wants_attention)
+def _flash_attention(spec: KernelSpec) -> Kernel:
+    is_causal, scale = bool(spec["is_causal"]), spec["scale"]
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        query, key, value, *mask = inputs
+        result, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+            _heads_last(query),
+            _heads_last(key),
+            _heads_last(value),
+            0.0,
+            is_causal,
+            attn_mask=mask[0] if mask else None,
+            scale=scale,
+        )
+        _heads_last(outputs[0]).copy_(result)
+        outputs[1].copy_(logsumexp)
+
+    return _aten_kernel(spec, run)
+
+
+@kernel("flash_attention_backward", when=_wants_attention)
+def _flash_attention_backward(spec: KernelSpec) -> Kernel:
+    is_causal, scale = bool(spec["is_causal"]), spec["scale"]
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        grad, query, key, value, out, logsumexp, *mask = inputs
+        results = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(_heads_last(tensor) for tensor in (grad, query, key, value, out)),
+            logsumexp,
+            0.0,
+            is_causal,
+            attn_mask=mask[0] if mask else None,
+            scale=scale,
+        )
+        for output, result in zip(outputs, results, strict=True):
+            _heads_last(output).copy_(result)
+
+    return _aten_kernel(spec, run)

@@ -1,0 +1,69 @@
+"""Plain data of the runtime: signatures, options, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+
+class RuntimeCompileError(Exception):
+    """XLA refused a module, or the platform is not available."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentSpec:
+    """One argument of an executable.
+
+    ``permutation`` makes a dense argument contiguous (``None``: it is already). ``static``
+    arguments (parameters and buffers) keep their storage between calls, so their PJRT buffers are
+    kept too. ``dense`` is false for a layout with gaps or overlaps, which is copied at each call.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    permutation: tuple[int, ...] | None = None
+    static: bool = False
+    dense: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultSpec:
+    """Where one result of a graph comes from.
+
+    ``kind`` is ``tensor`` (result ``index`` of the executable), ``input`` (argument ``index``,
+    returned as it came), ``none`` or ``constant`` (``value``). A tensor is brought to the strides
+    that eager promised: by ``permutation`` of a dense one, by ``expand`` to the sizes of a
+    broadcast one, or, with ``stride`` alone, by a copy into a strided allocation.
+    """
+
+    kind: str
+    index: int = -1
+    value: Any = None
+    permutation: tuple[int, ...] | None = None
+    expand: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Arguments and results of one graph, in the caller's order."""
+
+    arguments: tuple[ArgumentSpec, ...]
+    results: tuple[ResultSpec, ...]
+    seeded: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerOptions:
+    """What changes the code that XLA makes.
+
+    ``xla_options`` are ``(flag, value)`` pairs; ``vendor_kernels`` lets a target replace
+    composites with kernels of its own.
+    """
+
+    platform: str = "cpu"
+    xla_options: tuple[tuple[str, Any], ...] = ()
+    vendor_kernels: bool = True
