@@ -33,7 +33,10 @@ SETTLE_CALLS = 2
 SAMPLES_PER_VISIT = 3
 LEARNING_RATE = 1e-4
 WEIGHT_SEED = 0
-INPUT_SEED = 1
+# Where a ReLU's input is zero but for rounding, two correct backends can differ in a visible part
+# of a gradient. Of the seeds below 40, in float64, this one keeps all of resnet18's residual blocks
+# farthest from that: no input of a ReLU is below 5e-6 in size.
+INPUT_SEED = 9
 
 Notify = Callable[[str], None]
 

@@ -10,6 +10,7 @@ from torch import fx
 from . import logs
 from .decompositions import decompositions
 from .graph_compiler import compile_graph
+from .runtime import open_platform
 from .settings import Settings, resolve
 from .torch_internals import aot_compile, static_input_indices
 
@@ -33,6 +34,7 @@ def neuron(
 
     Raises:
         SettingsError: for an unknown mode or option, or a value out of its range.
+        PlatformError: if ``options["platform"]`` is not installed, listing those that are.
         UnsupportedError: in strict mode, for an operator that cannot run on the device.
     """
     return compile_dynamo_graph(module, example_inputs, resolve(options, mode))
@@ -42,6 +44,7 @@ def compile_dynamo_graph(
     module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph under resolved settings."""
+    open_platform(settings.platform)
     static: frozenset[int] = frozenset()
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from jax._src import xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import _jax, xla_client
 
-from .types import RuntimeCompileError
+from .types import PlatformError, RuntimeCompileError
 
 _lock = threading.Lock()
 _to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
@@ -41,16 +41,25 @@ def client(platform: str) -> Any:
     another thread, and the user's own JAX keeps its settings.
 
     Raises:
-        RuntimeCompileError: if the platform is not installed, with the list of those that are.
+        PlatformError: if the platform is not installed, with the list of those that are.
     """
     if platform == "cpu":
         return xla_client.make_cpu_client(asynchronous=False)
     if platform not in xla_bridge.backends():
-        raise RuntimeCompileError(
+        raise PlatformError(
             f"PJRT platform {platform!r} is not installed; available: {', '.join(platforms())}. "
             f"Install its PJRT plugin, or choose another with options={{'platform': ...}}."
         )
     return xla_bridge.get_backend(platform)
+
+
+def open_platform(platform: str) -> None:
+    """Open ``platform`` now, so that a missing one is an error before anything is compiled.
+
+    Raises:
+        PlatformError: if it is not installed.
+    """
+    client(platform)
 
 
 def device(platform: str) -> Any:

@@ -9,7 +9,11 @@ import torch
 
 
 class RuntimeCompileError(Exception):
-    """XLA refused a module, or the platform is not available."""
+    """XLA refused a module."""
+
+
+class PlatformError(Exception):
+    """The PJRT platform is not installed here."""
 
 
 @dataclasses.dataclass(frozen=True)
