@@ -18,6 +18,7 @@ from benchmarks.record import MODES, REFERENCE, Results, Settings
 
 _ERROR_LIMIT = 1e-3
 _LOAD_LIMIT = 0.1
+_CONDITIONS = ("processor", "usable_cores", "torch_threads", "versions", "environment")
 
 
 def _names(text: str) -> list[str]:
@@ -60,13 +61,17 @@ def _options() -> argparse.Namespace:
 
 
 def _results(options: argparse.Namespace, path: Path) -> Results:
-    """Empty results, or with --resume those of an earlier run with the same settings."""
+    """Empty results, or with --resume those of an earlier run under the same conditions."""
     fresh = Results(Settings(options.samples, options.small), record.machine())
     if not options.resume or not path.exists():
         return fresh
     earlier = Results.load(path)
     if earlier.settings != fresh.settings:
         sys.exit(f"{path} has {earlier.settings}, not {fresh.settings}: resume with the same")
+    for condition in _CONDITIONS:
+        if earlier.machine[condition] != fresh.machine[condition]:
+            before, now = earlier.machine[condition], fresh.machine[condition]
+            sys.exit(f"{path} was measured with {condition} {before}, not {now}: start over")
     fresh.cells = earlier.cells
     return fresh
 
@@ -156,7 +161,8 @@ def main() -> int:
     options = _options()
     # Dynamo tells on each first call that its profile is not used, as wanted.
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
-    console = Console()
+    # Rich takes a pipe or a file for 80 columns wide, too few for the table.
+    console = Console(width=None if sys.stdout.isatty() else 140)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "results.json"
     results = _results(options, path)

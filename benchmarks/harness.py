@@ -33,10 +33,11 @@ SETTLE_CALLS = 2
 SAMPLES_PER_VISIT = 3
 LEARNING_RATE = 1e-4
 WEIGHT_SEED = 0
-# Where a ReLU's input is zero but for rounding, two correct backends can differ in a visible part
-# of a gradient. Of the seeds below 40, in float64, this one keeps all of resnet18's residual blocks
-# farthest from that: no input of a ReLU is below 5e-6 in size.
-INPUT_SEED = 9
+# A ReLU input that is zero but for rounding may pass in one correct backend and not in another,
+# which can change a resnet18 gradient by several percent: for 40 % of the input seeds, eager's own
+# float32 differs in that way from float64. Of the seeds below 60, this one keeps all ReLU inputs of
+# the residual blocks farthest from zero: by 3.4 times their root mean square rounding error.
+INPUT_SEED = 54
 
 Notify = Callable[[str], None]
 

@@ -82,7 +82,9 @@ def _speedup_bounds(cell: Cell, eager: Cell | None) -> tuple[float, float]:
         return 0.0, 0.0
     speedup = cell.speedup or 0.0
     lower, upper = cell.quartiles_ms
-    return speedup - eager.median_ms / upper, eager.median_ms / lower - speedup
+    # Rounding could make the distances negative, which Matplotlib refuses.
+    below, above = speedup - eager.median_ms / upper, eager.median_ms / lower - speedup
+    return max(below, 0.0), max(above, 0.0)
 
 
 def _draw_speedups(axes: Axes, results: Results, mode: str, backends: list[str]) -> None:
@@ -169,7 +171,8 @@ def _caption(results: Results) -> str:
     return (
         f"{computer['processor']}, {computer['usable_cores']} cores · PyTorch "
         f"{computer['versions']['torch']} · float32, {size}-size models, "
-        f"{results.settings.samples} samples a cell · whiskers: interquartile range"
+        f"{results.settings.samples} samples a cell · whiskers: interquartile range · "
+        f"load by other processes at most {results.other_load():.2f} cores"
     )
 
 

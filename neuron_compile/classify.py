@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .lowering import seed_random_operators
 from .runtime import ArgumentSpec, ResultSpec, Signature
 
 aten = torch.ops.aten
@@ -43,14 +44,15 @@ def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def bound(module: fx.GraphModule, static: frozenset[int], seeded: bool) -> Boundary:
+def bound(module: fx.GraphModule, static: frozenset[int]) -> Boundary:
     """Make every placeholder and result of ``module`` (changed in place) a contiguous tensor.
 
     Args:
         static: positions of arguments that are parameters or buffers.
-        seeded: whether the last placeholder is the seed of random operators.
     """
+    # In this order the constants follow the arguments, and the seed is last.
     constants = hoist_constants(module)
+    seeded = seed_random_operators(module)
     graph = module.graph
     placeholders = graph.find_nodes(op="placeholder")
     arguments = placeholders[: len(placeholders) - len(constants) - int(seeded)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import operator
 import threading
 import time
@@ -16,7 +15,7 @@ from torch import fx
 from . import logs
 from .classify import Boundary, bound
 from .errors import UnsupportedError
-from .lowering import LoweredModule, LoweringError, lower, seed_random_operators, signature
+from .lowering import LoweredModule, LoweringError, lower, signature
 from .lowering.registry import remember_refusal
 from .partition import Partitioned, eager_nodes, partition
 from .records import DEVICE, EAGER, GraphRecord, OperatorRecord, count, record_graph
@@ -30,7 +29,7 @@ from .runtime import (
 )
 from .settings import Settings
 from .specialize import call_key, specialize
-from .torch_internals import boxed, has_symbols, user_line
+from .torch_internals import boxed, copied, has_symbols, outside_fake_mode, user_line
 
 Runner = Callable[[list[Any]], Any]
 
@@ -61,7 +60,8 @@ def compile_graph(
     """
     if has_symbols(module):
         return boxed(_Specializer(module, kind, static, settings))
-    return boxed(_compile_static(module, kind, static, settings))
+    with outside_fake_mode():
+        return boxed(_compile_static(module, kind, static, settings))
 
 
 class _Specializer:
@@ -119,7 +119,7 @@ def _compile_partitioned(
     eager = eager_nodes(module, refused)
     if eager and settings.fullgraph_on_device:
         raise UnsupportedError(_explain_strict(eager))
-    parts = partition(copy.deepcopy(module) if eager else module, refused)
+    parts = partition(copied(module) if eager else module, refused)
     seconds["partition"] += time.perf_counter() - started
     counts: collections.Counter[str] = collections.Counter()
     if parts.whole:
@@ -203,7 +203,7 @@ def _compile_partition(
 
 def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary, frozenset[int]]:
     """A copy of ``module`` between contiguous tensors, and the inputs that are numbers."""
-    work = copy.deepcopy(module)
+    work = copied(module)
     output = work.graph.output_node()
     if not isinstance(output.args[0], tuple | list):
         output.args = ((output.args[0],),)
@@ -217,7 +217,7 @@ def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary,
         work.graph.erase_node(placeholders[index])
     kept = [index for index in range(len(placeholders)) if index not in numbers]
     static = frozenset(position for position, index in enumerate(kept) if index in static)
-    return bound(work, static, seed_random_operators(work)), numbers
+    return bound(work, static), numbers
 
 
 def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:

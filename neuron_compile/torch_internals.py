@@ -5,8 +5,10 @@ Tested with torch 2.13.0.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -58,6 +60,16 @@ def has_symbols(module: fx.GraphModule) -> bool:
         ):
             return True
     return False
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose graph may be changed; tensors that the graph holds are shared."""
+    return fx.GraphModule(module, copy.deepcopy(module.graph))
+
+
+def outside_fake_mode() -> AbstractContextManager[Any]:
+    """Make real tensors from real tensors, though AOT Autograd compiles under a fake mode."""
+    return unset_fake_temporarily()
 
 
 def fake_mode() -> FakeTensorMode:

@@ -182,8 +182,12 @@ def _softmax(ctx: Context, x: Any, dim: int, half_to_float: bool) -> Any:
     x = cast(x, opmath(ctx.dtype))
     if x.ndim == 0:
         return jnp.ones_like(x) * jnp.where(jnp.isfinite(x), 1, jnp.nan)
-    exponential = jnp.exp(x - jax.lax.stop_gradient(jnp.max(x, axis=dim, keepdims=True)))
-    return exponential / jnp.sum(exponential, axis=dim, keepdims=True)
+
+    def plain(x: Any) -> Any:
+        exponential = jnp.exp(x - jnp.max(x, axis=dim, keepdims=True))
+        return exponential / jnp.sum(exponential, axis=dim, keepdims=True)
+
+    return ctx.kernel("softmax", plain, [x], dim=dim % x.ndim)
 
 
 @lowers(aten._log_softmax.default)
@@ -191,8 +195,12 @@ def _log_softmax(ctx: Context, x: Any, dim: int, half_to_float: bool) -> Any:
     x = cast(x, opmath(ctx.dtype))
     if x.ndim == 0:
         return x - x
-    shifted = x - jnp.max(x, axis=dim, keepdims=True)
-    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=dim, keepdims=True))
+
+    def plain(x: Any) -> Any:
+        shifted = x - jnp.max(x, axis=dim, keepdims=True)
+        return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=dim, keepdims=True))
+
+    return ctx.kernel("log_softmax", plain, [x], dim=dim % x.ndim)
 
 
 @lowers(aten._softmax_backward_data.default)

@@ -315,3 +315,50 @@ def _flash_attention_backward(spec: KernelSpec) -> Kernel:
             _heads_last(output).copy_(result)
 
     return _aten_kernel(spec, run)
+
+
+# --- rows ----------------------------------------------------------------------------------
+
+#: Elements below which XLA's own loops win over a call.
+_ROWS_THRESHOLD = 1 << 15
+
+
+def _wants_rows(spec: KernelSpec) -> bool:
+    return _all_of(spec, "f32") and math.prod(spec.operands[0][1]) >= _ROWS_THRESHOLD
+
+
+@kernel("softmax", when=_wants_rows)
+def _softmax(spec: KernelSpec) -> Kernel:
+    dim = spec["dim"]
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        aten._softmax.out(inputs[0], dim, False, out=outputs[0])
+
+    return _aten_kernel(spec, run)
+
+
+@kernel("log_softmax", when=_wants_rows)
+def _log_softmax(spec: KernelSpec) -> Kernel:
+    dim = spec["dim"]
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        aten._log_softmax.out(inputs[0], dim, False, out=outputs[0])
+
+    return _aten_kernel(spec, run)
+
+
+@kernel("layer_norm", when=_wants_rows)
+def _layer_norm(spec: KernelSpec) -> Kernel:
+    eps = spec["eps"]
+    shape = list(spec.operands[0][1][-spec["dims"] :])
+    has_weight, has_bias = bool(spec["has_weight"]), bool(spec["has_bias"])
+
+    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        given = iter(inputs[1:])
+        weight = next(given) if has_weight else None
+        bias = next(given) if has_bias else None
+        result = aten.native_layer_norm.default(inputs[0], shape, weight, bias, eps)
+        for output, value in zip(outputs, result, strict=True):
+            output.copy_(value)
+
+    return _aten_kernel(spec, run)

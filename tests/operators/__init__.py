@@ -1,0 +1,1 @@
+"""Operators: every value, dtype, shape and stride against eager PyTorch."""

@@ -1,0 +1,75 @@
+"""The backend as an installed package: no import of ours before ``torch.compile``."""
+
+from __future__ import annotations
+
+import pytest
+
+import neuron_compile
+
+from .support import in_fresh_interpreter
+
+WAYS = {
+    "function": 'compiled = torch.compile(model, backend="neuron")',
+    "module": 'model.compile(backend="neuron"); compiled = model',
+    "default": 'torch.compiler.set_default_backend("neuron"); compiled = torch.compile(model)',
+    "decorator": 'compiled = torch.compile(backend="neuron")(model)',
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_choose_the_backend(way: str) -> None:
+    in_fresh_interpreter(f"""
+        import copy, sys, torch
+        model = torch.nn.Linear(3, 2)
+        eager = copy.deepcopy(model)
+        {WAYS[way]}
+        assert "neuron_compile" not in sys.modules
+        for _ in range(3):
+            x = torch.randn(4, 3)
+            torch.testing.assert_close(compiled(x), eager(x))
+        import neuron_compile
+        assert neuron_compile.report().compilations == 1
+    """)
+
+
+def test_backend_is_listed() -> None:
+    in_fresh_interpreter("""
+        import torch
+        assert "neuron" in torch._dynamo.list_backends()
+    """)
+
+
+def test_import_is_light() -> None:
+    in_fresh_interpreter("""
+        import sys
+        import neuron_compile
+        heavy = {"torch", "jax", "jaxlib", "torch_mlir", "numpy"} & set(sys.modules)
+        assert not heavy, heavy
+    """)
+
+
+def test_public_names_exist() -> None:
+    for name in neuron_compile.__all__:
+        assert getattr(neuron_compile, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = neuron_compile.nothing
+
+
+def test_version_is_the_packages() -> None:
+    in_fresh_interpreter("""
+        import importlib.metadata
+        import neuron_compile
+        assert importlib.metadata.version("neuron-compile") == neuron_compile.__version__
+    """)
+
+
+def test_the_users_jax_keeps_its_settings() -> None:
+    in_fresh_interpreter("""
+        import jax, jax.numpy as jnp, torch
+        before = jnp.asarray(1.5) + 1
+        torch.compile(lambda x: x.double() * 2, backend="neuron")(torch.ones(3))
+        after = jnp.asarray(1.5) + 1
+        assert before.dtype == after.dtype == jnp.float32
+        assert not jax.config.jax_enable_x64
+        assert jax.jit(lambda x: x * 2)(3).item() == 6
+    """)
