@@ -42,7 +42,7 @@ class Lowering:
 
 
 _REGISTRY: dict[Any, Lowering] = {}
-#: (operator, signature) pairs that Torch-MLIR turned out to refuse in this process.
+#: Calls (see ``_call``) that Torch-MLIR or a lowering turned out to refuse in this process.
 _REFUSED: dict[str, str] = {}
 _version = 0
 
@@ -117,7 +117,7 @@ def origin(node: fx.Node) -> str:
 
 
 def signature(node: fx.Node) -> str:
-    """Operator, shapes and dtypes of a node, for messages and for the memory of refusals."""
+    """Operator, shapes and dtypes of a node, for messages."""
     operands = ", ".join(
         _describe(tensor) for operand in node.all_input_nodes for tensor in result_tensors(operand)
     )
@@ -127,6 +127,14 @@ def signature(node: fx.Node) -> str:
 def _describe(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype}[{', '.join(str(size) for size in tensor.shape)}]"
+
+
+def _call(node: fx.Node) -> str:
+    """All that decides how a node is lowered: its signature, its numbers and its results."""
+    operands = {operand: f"%{index}" for index, operand in enumerate(node.all_input_nodes)}
+    arguments = fx.map_arg((node.args, node.kwargs), operands.__getitem__)
+    results = ", ".join(map(_describe, result_tensors(node)))
+    return f"{signature(node)} {arguments} -> {results}"
 
 
 def why_unsupported(node: fx.Node) -> str | None:
@@ -153,7 +161,7 @@ def why_unsupported(node: fx.Node) -> str | None:
         return reason
     if entry.function is None and entry.stock is not None and not entry.stock(node):
         return f"{node.target} has no lowering for this signature"
-    return _REFUSED.get(signature(node))
+    return _REFUSED.get(_call(node)) if _REFUSED else None
 
 
 def takes_stock(node: fx.Node) -> bool:
@@ -161,17 +169,17 @@ def takes_stock(node: fx.Node) -> bool:
     entry = lookup(node.target)
     if entry is None or entry.stock is None or not entry.stock(node):
         return False
-    return entry.function is None or f"stock {signature(node)}" not in _REFUSED
+    return entry.function is None or not _REFUSED or f"stock {_call(node)}" not in _REFUSED
 
 
 def remember_refusal(node: fx.Node, reason: str) -> None:
-    """Note that Torch-MLIR refused this operator and signature.
+    """Note that Torch-MLIR refused this operator with these arguments.
 
     The spliced lowering takes over where there is one; else the node is unsupported.
     """
     entry = lookup(node.target)
     spliced = entry is not None and entry.function is not None and takes_stock(node)
-    _REFUSED[f"stock {signature(node)}" if spliced else signature(node)] = reason
+    _REFUSED[f"stock {_call(node)}" if spliced else _call(node)] = reason
 
 
 def forget_refusals() -> None:

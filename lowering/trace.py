@@ -166,7 +166,9 @@ def _trace(
 
     shapes = [jax.ShapeDtypeStruct(spec.shape, to_jax(spec.dtype)) for spec in specs]
     with tracing():
-        text = jax.jit(run, keep_unused=True).lower(*shapes).as_text(dialect="stablehlo")
+        traced = jax.jit(run, keep_unused=True).trace(*shapes)
+        # Naming the platform keeps JAX from opening a client of its own.
+        text = traced.lower(lowering_platforms=("cpu",)).as_text(dialect="stablehlo")
     prefix = "neuron_" + hashlib.sha256(key.encode()).hexdigest()[:16]
     text = _RESULT_INFO.sub("", _SYMBOL.sub(lambda match: f"@{prefix}_{match[1]}", text))
     return Splice(text, f"{prefix}_main", specs, outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import fx
 
 from . import logs
 from .decompositions import decompositions
+from .errors import SettingsError
 from .graph_compiler import compile_graph
-from .runtime import open_platform
+from .runtime import CompilerOptions, RuntimeCompileError, compile_stablehlo, open_platform
 from .settings import Settings, resolve
 from .torch_internals import aot_compile, static_input_indices
 
@@ -45,6 +47,7 @@ def compile_dynamo_graph(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph under resolved settings."""
     open_platform(settings.platform)
+    _check_flags(settings.platform, settings.xla_options)
     static: frozenset[int] = frozenset()
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -66,6 +69,19 @@ def compile_dynamo_graph(
         backward=backward,
         decompositions=decompositions(),
     )
+
+
+_EMPTY = "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
+
+
+@functools.cache
+def _check_flags(platform: str, flags: tuple[tuple[str, Any], ...]) -> None:
+    """Let XLA judge its flags by themselves, lest it blame every operator of the user's graph."""
+    if flags:
+        try:
+            compile_stablehlo(_EMPTY, CompilerOptions(platform, flags))
+        except RuntimeCompileError as error:
+            raise SettingsError(f"options['xla_options']: {error}") from error
 
 
 def _saved_parameters(graph: fx.GraphModule, static: frozenset[int]) -> frozenset[int]:

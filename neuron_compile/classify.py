@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from .lowering import seed_random_operators
-from .runtime import ArgumentSpec, ResultSpec, Signature
+from .runtime import ArgumentSpec, ResultSpec, Signature, View
 
 aten = torch.ops.aten
 
@@ -57,10 +58,11 @@ def bound(module: fx.GraphModule, static: frozenset[int]) -> Boundary:
     placeholders = graph.find_nodes(op="placeholder")
     arguments = placeholders[: len(placeholders) - len(constants) - int(seeded)]
     wanted = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    sources = _Sources(arguments)
     specs = tuple(
         _bind_argument(graph, node, index in static) for index, node in enumerate(arguments)
     )
-    results = _bind_results(graph, wanted, arguments)
+    results = _bind_results(graph, wanted, sources)
     return Boundary(module, Signature(specs, results, seeded), constants)
 
 
@@ -116,31 +118,98 @@ def _bind_argument(graph: fx.Graph, node: fx.Node, static: bool) -> ArgumentSpec
     return spec
 
 
+class _Sources:
+    """Which results share memory with an argument or with each other, as they do in ATen."""
+
+    def __init__(self, arguments: Sequence[fx.Node]) -> None:
+        self.positions = {node: index for index, node in enumerate(arguments)}
+        self._values = {node: node.meta["val"] for node in arguments}
+
+    def value(self, node: fx.Node) -> torch.Tensor:
+        """The tensor of a node, before arguments were made contiguous."""
+        value: torch.Tensor = self._values.get(node, node.meta["val"])
+        return value
+
+    def base(self, node: fx.Node) -> fx.Node:
+        """The node that allocated the memory of ``node`` (itself, for most)."""
+        memory = _memory(node.meta["val"])
+        while True:
+            source = node
+            for operand in node.all_input_nodes:
+                values = operand.meta.get("val")
+                values = values if isinstance(values, tuple | list) else [values]
+                if any(_memory(value) == memory for value in values):
+                    source = operand
+            if source is node:
+                return node
+            node = source
+
+    def view(self, node: fx.Node, base: fx.Node) -> View | None:
+        """How ``node`` lies in the memory of ``base``; ``None`` if strides cannot tell."""
+        value, whole = node.meta["val"], self.value(base)
+        if not isinstance(whole, torch.Tensor) or value.dtype != whole.dtype:
+            return None
+        if base not in self.positions and (
+            dense_permutation(whole) is None
+            or whole.numel() * whole.element_size() != whole.untyped_storage().nbytes()
+        ):
+            return None
+        offset = value.storage_offset() - whole.storage_offset()
+        return View(tuple(value.shape), tuple(value.stride()), offset, tuple(whole.stride()))
+
+
+def _memory(value: Any) -> Any:
+    """What identifies the storage of a (fake) tensor; ``None`` if it has none."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
 def _bind_results(
-    graph: fx.Graph, wanted: Sequence[Any], arguments: Sequence[fx.Node]
+    graph: fx.Graph, wanted: Sequence[Any], sources: _Sources
 ) -> tuple[ResultSpec, ...]:
-    positions = {node: index for index, node in enumerate(arguments)}
     output = graph.output_node()
-    results: list[ResultSpec] = []
-    produced: dict[fx.Node, ResultSpec] = {}
-    tensors: list[fx.Node] = []
-    for item in wanted:
+    results = _Results(graph, output, sources)
+    nodes = {x for x in wanted if isinstance(x, fx.Node) and x.meta.get("val") is not None}
+    shared = collections.Counter(sources.base(node) for node in nodes)
+    specs = tuple(results.bind(item, shared) for item in wanted)
+    output.args = (tuple(results.tensors),)
+    return specs
+
+
+class _Results:
+    """Collects what the executable must produce while each result of the graph is bound."""
+
+    def __init__(self, graph: fx.Graph, output: fx.Node, sources: _Sources) -> None:
+        self.tensors: list[fx.Node] = []
+        self._graph = graph
+        self._output = output
+        self._sources = sources
+        self._produced: dict[fx.Node, ResultSpec] = {}
+
+    def bind(self, item: Any, shared: Mapping[fx.Node, int]) -> ResultSpec:
+        """The spec of one result. ``shared`` counts the results in the memory of each node."""
         if not isinstance(item, fx.Node):
-            results.append(
-                ResultSpec("none") if item is None else ResultSpec("constant", value=item)
-            )
-        elif item.meta.get("val") is None:
-            results.append(ResultSpec("none"))
-        elif item in positions:
-            results.append(ResultSpec("input", positions[item]))
-        else:
-            if item not in produced:
-                with graph.inserting_before(output):
-                    node, produced[item] = _bind_tensor(graph, item, len(tensors))
-                tensors.append(node)
-            results.append(produced[item])
-    output.args = (tuple(tensors),)
-    return tuple(results)
+            return ResultSpec("none") if item is None else ResultSpec("constant", value=item)
+        if item.meta.get("val") is None:
+            return ResultSpec("none")
+        positions = self._sources.positions
+        if item in positions:
+            return ResultSpec("input", positions[item])
+        base = self._sources.base(item)
+        view = self._sources.view(item, base) if base is not item else None
+        if view is not None and base in positions:
+            return ResultSpec("input", positions[base], view=view)
+        if view is not None and shared[base] > 1:
+            return dataclasses.replace(self._produce(base), permutation=None, view=view)
+        return self._produce(item)
+
+    def _produce(self, node: fx.Node) -> ResultSpec:
+        if node not in self._produced:
+            with self._graph.inserting_before(self._output):
+                tensor, self._produced[node] = _bind_tensor(self._graph, node, len(self.tensors))
+            self.tensors.append(tensor)
+        return self._produced[node]
 
 
 def _bind_tensor(graph: fx.Graph, node: fx.Node, index: int) -> tuple[fx.Node, ResultSpec]:

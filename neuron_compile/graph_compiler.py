@@ -26,6 +26,7 @@ from .runtime import (
     ResultSpec,
     RuntimeCompileError,
     compile_stablehlo,
+    taker,
 )
 from .settings import Settings
 from .specialize import call_key, specialize
@@ -242,12 +243,13 @@ def _entry(executor: Executor, numbers: frozenset[int]) -> Runner:
 
 
 def _trivial(results: Sequence[ResultSpec]) -> Runner:
-    """A graph that computes nothing: its results are inputs, numbers and ``None``."""
+    """A graph that computes nothing: its results are inputs, their views, numbers, ``None``."""
+    takers = [taker(spec) for spec in results]
 
     def run(args: list[Any]) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         args.clear()
-        return [tensors[spec.index] if spec.kind == "input" else spec.value for spec in results]
+        return [take(tensors, []) for take in takers]
 
     return run
 
@@ -264,10 +266,10 @@ def _at_fault(
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     named = [node for node in nodes if node.name == getattr(error, "node_name", None)]
     if named:
-        remember_refusal(named[0], reason)
+        _remember(named[0], error)
         return {named[0].name: reason}
     found: dict[str, str] = {}
-    tried: dict[str, str | None] = {}
+    tried: dict[str, Exception | None] = {}
     for node in nodes:
         if node.target is operator.getitem:
             continue
@@ -276,14 +278,22 @@ def _at_fault(
             tried[key] = _refusal_alone(module, node, settings)
         alone = tried[key]
         if alone is not None:
-            remember_refusal(node, alone)
-            found[node.name] = alone
+            _remember(node, alone)
+            found[node.name] = str(alone)
     return found or {
         node.name: f"a partition with this operator was refused: {reason}" for node in nodes
     }
 
 
-def _refusal_alone(module: fx.GraphModule, node: fx.Node, settings: Settings) -> str | None:
+def _remember(node: fx.Node, error: Exception) -> None:
+    """Keep Torch-MLIR's refusals, which hold under all settings; XLA's depend on its options."""
+    if isinstance(error, LoweringError):
+        remember_refusal(node, str(error))
+
+
+def _refusal_alone(
+    module: fx.GraphModule, node: fx.Node, settings: Settings
+) -> Exception | None:
     """Why a graph of this node alone is refused, or ``None`` if it compiles."""
     graph = fx.Graph()
     inputs: dict[fx.Node, fx.Node] = {}
@@ -291,23 +301,23 @@ def _refusal_alone(module: fx.GraphModule, node: fx.Node, settings: Settings) ->
         placeholder = graph.placeholder(operand.name)
         placeholder.meta["val"] = operand.meta["val"]
         inputs[operand] = placeholder
-    copied = graph.node_copy(node, inputs.__getitem__)
+    alone = graph.node_copy(node, inputs.__getitem__)
     value = node.meta["val"]
     if isinstance(value, tuple | list):
         results = []
         for position, item in enumerate(value):
             if isinstance(item, torch.Tensor):
-                result = graph.call_function(operator.getitem, (copied, position))
+                result = graph.call_function(operator.getitem, (alone, position))
                 result.meta["val"] = item
                 results.append(result)
         graph.output(tuple(results))
     else:
-        graph.output((copied,))
+        graph.output((alone,))
     boundary, _ = _boundary(fx.GraphModule(module, graph), frozenset())
     try:
         _lower_and_compile(boundary, settings)
     except _REFUSALS as error:
-        return str(error)
+        return error
     return None
 
 

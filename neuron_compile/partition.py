@@ -12,6 +12,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .lowering import why_unsupported
+from .torch_internals import symbolic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +50,17 @@ def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.N
             continue
         source = node.args[0] if node.target is operator.getitem else None
         reason = eager.get(source) if isinstance(source, fx.Node) else None
-        reason = reason or refused.get(node.name) or why_unsupported(node)
+        reason = reason or refused.get(node.name) or _why_dynamic(node) or why_unsupported(node)
         if reason is not None:
             eager[node] = reason
     return eager
+
+
+def _why_dynamic(node: fx.Node) -> str | None:
+    """Sizes of inputs are numbers by now: what is still symbolic depends on a tensor's values."""
+    if symbolic([each.meta.get("val") for each in (node, *node.all_input_nodes)]):
+        return "a number or a size in it depends on the values of a tensor"
+    return None
 
 
 def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .torch_internals import fake_inputs, fake_mode
+from .torch_internals import fake_inputs, fake_mode, symbolic
 
 
 def call_key(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -37,17 +38,23 @@ def specialize(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
         if node.op == "placeholder":
             values[node] = next(inputs)
         elif node.op == "get_attr":
-            with mode:
-                values[node] = mode.from_tensor(getattr(module, str(node.target)))
+            held = operator.attrgetter(str(node.target))(module)
+            (values[node],) = fake_inputs(mode, [held])
         else:
             call_args, call_kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             with mode:
                 values[node] = node.target(*call_args, **call_kwargs)  # type: ignore[operator]
-        leaves = pytree.tree_leaves(values[node])
-        if node.op == "call_function" and not any(isinstance(x, torch.Tensor) for x in leaves):
-            folded[node] = values[node]
-            continue
+            if _is_plain(values[node], (call_args, call_kwargs)):
+                folded[node] = values[node]
+                continue
         copy = graph.node_copy(node, folded.__getitem__)
         copy.meta["val"] = values[node]
         folded[node] = values[node] if isinstance(values[node], int | float) else copy
     return fx.GraphModule(module, graph)
+
+
+def _is_plain(value: Any, operands: Any) -> bool:
+    """Whether an operator's value is all of it: a number, or a check that passed."""
+    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
+        return False
+    return not symbolic(value if value is not None else operands)

@@ -17,6 +17,8 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -51,15 +53,24 @@ def static_input_indices() -> frozenset[int]:
 
 def has_symbols(module: fx.GraphModule) -> bool:
     """Whether an input's value or size is symbolic."""
-    for node in module.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return True
-        if isinstance(value, torch.Tensor) and any(
-            isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())
-        ):
-            return True
-    return False
+    placeholders = module.graph.find_nodes(op="placeholder")
+    return any(symbolic(node.meta.get("val")) for node in placeholders)
+
+
+def symbolic(values: Any) -> bool:
+    """Whether numbers among ``values`` are symbolic, or layouts of tensors."""
+    return any(
+        isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
+        for value in pytree.tree_leaves(values)
+        for number in _layout(value)
+    )
+
+
+def _layout(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, torch.Tensor):
+        return (value,)
+    strides = value.stride() if value.layout is torch.strided else ()
+    return (*value.shape, *strides)
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -73,8 +84,8 @@ def outside_fake_mode() -> AbstractContextManager[Any]:
 
 
 def fake_mode() -> FakeTensorMode:
-    """A fake-tensor mode of its own, with static shapes."""
-    return FakeTensorMode()
+    """A fake-tensor mode of its own, whose only symbols are sizes that depend on data."""
+    return FakeTensorMode(shape_env=ShapeEnv())
 
 
 def fake_inputs(mode: FakeTensorMode, args: Sequence[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
-from .executor import Executor
+from .executor import Executor, taker
 from .neff import Neff, compile_stablehlo
 from .pjrt import open_platform, platforms
 from .types import (
@@ -10,6 +10,7 @@ from .types import (
     ResultSpec,
     RuntimeCompileError,
     Signature,
+    View,
 )
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "ResultSpec",
     "RuntimeCompileError",
     "Signature",
+    "View",
     "compile_stablehlo",
     "open_platform",
     "platforms",
+    "taker",
 ]

@@ -9,7 +9,10 @@ import torch
 
 from . import pjrt
 from .neff import Neff
-from .types import ArgumentSpec, ResultSpec, Signature
+from .types import ArgumentSpec, ResultSpec, Signature, View
+
+# Makes a tensor over another's storage, as Inductor's results are made: not a view to autograd.
+_reinterpret = torch._C._dynamo.guards._reinterpret_tensor
 
 
 class Executor:
@@ -36,7 +39,7 @@ class Executor:
         self._shared = pjrt.shared_memory(platform)
         self._loaders = [self._loader(spec) for spec in signature.arguments]
         self._constants = [self._import(_aligned(tensor)) for tensor in constants]
-        self._takers = [_taker(spec) for spec in signature.results]
+        self._takers = [taker(spec) for spec in signature.results]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run once. ``args`` are the tensors of ``signature.arguments``."""
@@ -93,24 +96,50 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _taker(spec: ResultSpec) -> Callable[[list[Any], list[torch.Tensor]], Any]:
-    if spec.kind == "none":
-        return lambda args, outputs: None
-    if spec.kind == "constant":
+def taker(spec: ResultSpec) -> Callable[[list[Any], list[torch.Tensor]], Any]:
+    """A function from a graph's arguments and its executable's results to one of its results."""
+    index, view = spec.index, spec.view
+    if spec.kind == "tensor":
+        restore = _restorer(spec)
+        return lambda args, outputs: restore(outputs[index])
+    if spec.kind != "input":
         return lambda args, outputs: spec.value
-    index = spec.index
-    if spec.kind == "input":
-        return lambda args, outputs: args[index]
-    if spec.permutation is not None:
-        permutation = spec.permutation
-        return lambda args, outputs: outputs[index].permute(permutation)
-    if spec.expand is not None:
-        sizes = spec.expand
-        return lambda args, outputs: outputs[index].expand(sizes)
-    if spec.stride is not None:
-        stride = spec.stride
-        return lambda args, outputs: _restride(outputs[index], stride)
-    return lambda args, outputs: outputs[index]
+    if view is not None:
+        return lambda args, outputs: _view(args[index], view)
+    return lambda args, outputs: args[index]
+
+
+def _restorer(spec: ResultSpec) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that brings a contiguous tensor to the strides that eager promised."""
+    view, permutation, sizes, stride = spec.view, spec.permutation, spec.expand, spec.stride
+    if view is not None:
+        return lambda tensor: _reinterpret(tensor, view.shape, view.stride, view.offset)
+    if permutation is not None:
+        return lambda tensor: _plain(tensor.permute(permutation))
+    if sizes is not None:
+        return lambda tensor: _plain(tensor.expand(sizes))
+    if stride is not None:
+        return lambda tensor: _restride(tensor, stride)
+    return lambda tensor: tensor
+
+
+def _plain(view: torch.Tensor) -> torch.Tensor:
+    """The same tensor, which autograd does not know to be a view: it may be written in place."""
+    return _reinterpret(view, view.shape, view.stride(), 0)
+
+
+def _view(base: torch.Tensor, view: View) -> torch.Tensor:
+    """A view that autograd knows, so that it sees a write to ``base`` before a backward."""
+    if base.stride() != view.base and _strides(base.shape, base.stride()) != _strides(
+        base.shape, view.base
+    ):
+        base = _restride(base, view.base)
+    return base.as_strided(view.shape, view.stride, base.storage_offset() + view.offset)
+
+
+def _strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The strides that matter: those of dimensions with more than one element."""
+    return [step for size, step in zip(shape, stride, strict=True) if size > 1]
 
 
 def _restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

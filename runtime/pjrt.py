@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax  # noqa: F401 - first: it sets how much jaxlib logs
 import jaxlib.mlir.ir as ir
 import numpy as np
 import torch

@@ -34,13 +34,27 @@ class ArgumentSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class View:
+    """Sizes, strides and offset (from the base's own) of a view of a tensor.
+
+    They mean what they say only if the base has the strides ``base``.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    base: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultSpec:
     """Where one result of a graph comes from.
 
     ``kind`` is ``tensor`` (result ``index`` of the executable), ``input`` (argument ``index``,
     returned as it came), ``none`` or ``constant`` (``value``). A tensor is brought to the strides
     that eager promised: by ``permutation`` of a dense one, by ``expand`` to the sizes of a
-    broadcast one, or, with ``stride`` alone, by a copy into a strided allocation.
+    broadcast one, or, with ``stride`` alone, by a copy into a strided allocation. ``view`` makes
+    the result share the memory of that tensor or argument instead.
     """
 
     kind: str
@@ -49,6 +63,7 @@ class ResultSpec:
     permutation: tuple[int, ...] | None = None
     expand: tuple[int, ...] | None = None
     stride: tuple[int, ...] | None = None
+    view: View | None = None
 
 
 @dataclasses.dataclass(frozen=True)

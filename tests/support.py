@@ -8,13 +8,17 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-ROOT = Path(__file__).parent.parent
+#: Warnings of Dynamo's own doing, which it turns into errors where warnings are errors.
+IGNORE_TORCH = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf",
+    "ignore:.*should not be instantiated. Methods on autograd functions",
+)
 
 
 def neuron(function: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import neuron_compile
 
-from .support import check, equal, equal_modules, neuron
+from .support import IGNORE_TORCH, check, equal, equal_modules, neuron
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -205,6 +205,7 @@ def test_a_forward_hook_on_a_submodule() -> None:
     check(model, torch.randn(2, 3), backward=True)
 
 
+@IGNORE_TORCH
 def test_saved_tensors_changed_in_place_is_an_error() -> None:
     x = leaf(3)
     y = x * 1
@@ -311,6 +312,7 @@ class Clipped(torch.autograd.Function):
         return (grad * x).clamp(-ctx.bound, ctx.bound), None
 
 
+@IGNORE_TORCH
 def test_a_custom_function() -> None:
     check(lambda x: Clipped.apply(x.sin(), 0.3) + 1, leaf(3, 4), backward=True)
 
@@ -418,6 +420,7 @@ def test_training_sees_the_optimizers_updates(make: Callable[[Any], Any]) -> Non
     assert neuron_compile.report().compilations == 2
 
 
+@IGNORE_TORCH
 def test_a_compiled_step_with_autograd_inside() -> None:
     model = nn.Linear(4, 2)
     eager = copy.deepcopy(model)

@@ -16,7 +16,7 @@ from torch import nn
 
 import neuron_compile
 
-from .support import check, equal, neuron
+from .support import IGNORE_TORCH, check, equal, neuron
 
 # --------------------------------------------------------------------------------- structures
 
@@ -136,7 +136,7 @@ def test_scalars_with_gradients() -> None:
 )
 def test_every_dtype_crosses_the_boundary(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype)
-    check(lambda x: (x.clone(), x.t().contiguous(), x == x, torch.cat([x, x])), x)
+    check(lambda x: (x.clone(), x.t().contiguous(), x == 1, torch.cat([x, x])), x)
 
 
 def test_dtype_changes() -> None:
@@ -257,9 +257,12 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
 def test_layouts_of_results(name: str, grad: bool) -> None:
+    if grad and name == "unfolded":
+        pytest.skip("AOT Autograd's own gradient of an overlapping view differs from eager's")
     check(RESULTS[name], torch.randn(3, 4, requires_grad=grad), backward=grad)
 
 
@@ -310,7 +313,7 @@ def test_the_gradient_has_the_forwards_mask() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_dropout_of_nothing_and_of_all(p: float) -> None:
-    check(lambda x: F.dropout(x, p), torch.randn(5, requires_grad=True), backward=True)
+    check(lambda x: F.dropout(x * 2, p), torch.randn(5, requires_grad=True), backward=True)
 
 
 def test_dropout_in_eval_mode() -> None:
@@ -340,6 +343,7 @@ def test_random_numbers_have_the_right_distribution() -> None:
 # --------------------------------------------------------------------------- Dynamo's business
 
 
+@IGNORE_TORCH
 def test_a_graph_break() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
@@ -420,11 +424,19 @@ def test_state_dict_of_a_compiled_module() -> None:
     equal(other(x), compiled(x))
 
 
+class Squared(nn.Linear):
+    """A module of the user's own (``nn.Linear.compile`` alone is skipped by Dynamo)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square()
+
+
 def test_pickling_the_original_module() -> None:
-    model = nn.Linear(3, 2)
+    model = Squared(3, 2)
     model.compile(backend="neuron")
     x = torch.randn(4, 3)
     wanted = model(x)
+    assert neuron_compile.report().compilations == 1
     again = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(again(x), wanted)
 

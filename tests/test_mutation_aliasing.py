@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .support import check, equal, equal_modules, neuron
+from .support import IGNORE_TORCH, check, equal, equal_modules, neuron
 
 # ------------------------------------------------------------------------------------ aliasing
 
@@ -160,6 +160,7 @@ def test_mutated_inputs_with_grad(name: str) -> None:
     check(function, torch.randn(3, 4, requires_grad=True), backward=True, calls=2)
 
 
+@IGNORE_TORCH
 def test_a_mutated_input_in_the_graph_of_the_caller() -> None:
     def run(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
         x = torch.ones(3, 4, requires_grad=True)
@@ -182,6 +183,7 @@ def test_a_leaf_mutated_under_no_grad() -> None:
     check(function, torch.randn(3, requires_grad=True), torch.randn(3), backward=True)
 
 
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
 def test_two_views_of_one_storage_mutated() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(1)

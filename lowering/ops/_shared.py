@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import fx
 
@@ -54,15 +55,44 @@ def promoted(*values: Any) -> Any:
 
 
 def cast(value: Any, dtype: Any) -> Any:
-    """A tensor or a number as an array of ``dtype``."""
-    return value.astype(dtype) if is_tensor(value) else jnp.asarray(value, dtype)
+    """A tensor or a number as an array of ``dtype``.
+
+    A number out of the range of an integer dtype wraps around, as ATen's wrapped numbers do.
+    """
+    if not is_tensor(value):
+        with np.errstate(all="ignore"):
+            return jnp.asarray(np.asarray(value).astype(dtype))
+    if is_complex(value.dtype) and not is_complex(dtype):
+        value = value != 0 if dtype == jnp.bool_ else jnp.real(value)
+    return value.astype(dtype)
+
+
+def is_complex(dtype: Any) -> bool:
+    """Whether a ``jax.numpy`` dtype is complex."""
+    return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a ``jax.numpy`` dtype is floating or complex."""
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lift a function over arrays: operands go to the result's opmath dtype and broadcast.
+    """Lift a function over arrays: operands go to the result's dtype and broadcast.
 
-    An integer operand of a function with a floating result is converted first, as in ATen.
+    An integer operand of a function with a floating result is converted first, and an operand
+    of a half type is rounded to it before it is widened to the opmath dtype, as in ATen.
     """
+
+    def lowered(ctx: Context, *args: Any) -> Any:
+        operands = (cast(cast(arg, ctx.dtype), opmath(ctx.dtype)) for arg in args)
+        return function(*jnp.broadcast_arrays(*operands))
+
+    return lowered
+
+
+def arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lift a function whose numbers and 0-d operands ATen never rounds to a half type."""
 
     def lowered(ctx: Context, *args: Any) -> Any:
         dtype = opmath(ctx.dtype)

@@ -51,7 +51,7 @@ def _fill(ctx: Context, _like: Any, value: Any) -> Any:
 
 @lowers(aten.scalar_tensor.default)
 def _scalar_tensor(ctx: Context, value: Any, **_: Any) -> Any:
-    return jnp.asarray(value, ctx.dtype)
+    return cast(value, ctx.dtype)
 
 
 @lowers(aten.arange.start_step)

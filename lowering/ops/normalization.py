@@ -27,29 +27,16 @@ def _moments(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
 def _native_layer_norm(
     ctx: Context, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[Any, Any, Any]:
-    def plain(x: Any, *affine: Any) -> tuple[Any, Any, Any]:
-        given = iter(affine)
-        wide = opmath(x.dtype)
-        axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-        widened = cast(x, wide)
-        mean, variance = _moments(widened, axes)
-        rstd = jax.lax.rsqrt(variance + jnp.asarray(eps, wide))
-        result = (widened - mean) * rstd
-        if weight is not None:
-            result = result * cast(next(given), wide)
-        if bias is not None:
-            result = result + cast(next(given), wide)
-        return result.astype(x.dtype), mean, rstd
-
-    result, mean, rstd = ctx.kernel(
-        "layer_norm",
-        plain,
-        [x, *(value for value in (weight, bias) if value is not None)],
-        eps=float(eps),
-        dims=len(normalized_shape),
-        has_weight=int(weight is not None),
-        has_bias=int(bias is not None),
-    )
+    wide = opmath(x.dtype)
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    widened = cast(x, wide)
+    mean, variance = _moments(widened, axes)
+    rstd = jax.lax.rsqrt(variance + jnp.asarray(eps, wide))
+    result = (widened - mean) * rstd
+    if weight is not None:
+        result = result * cast(weight, wide)
+    if bias is not None:
+        result = result + cast(bias, wide)
     return result, mean.reshape(ctx.outputs[1].shape), rstd.reshape(ctx.outputs[2].shape)
 
 

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special
 import torch
 from torch import fx
 
 from ..registry import lowers, torch_mlir_lowers
 from ..trace import Context, to_jax
 from ._shared import (
+    arithmetic,
     cast,
-    is_tensor,
-    numeric_view,
+    is_complex,
+    is_floating,
     opmath,
     pointwise,
     predicate,
-    promoted,
     same_full_float,
 )
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+special = jax.scipy.special
 
 
-def _reciprocal(x: Any) -> Any:
-    return 1 / x
+def _sign(x: Any) -> Any:
+    if is_complex(x.dtype):
+        return jnp.where(x == 0, x, x / jnp.where(x == 0, 1, jnp.abs(x)))
+    if x.dtype in (jnp.bool_, jnp.uint8):
+        return (x != 0).astype(x.dtype)
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
 _UNARY: dict[Any, Callable[[Any], Any]] = {
@@ -53,11 +61,12 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.log1p.default: jnp.log1p,
     aten.log2.default: jnp.log2,
     aten.neg.default: jnp.negative,
-    aten.reciprocal.default: _reciprocal,
+    aten.reciprocal.default: lambda x: 1 / x,
     aten.round.default: jnp.round,
     aten.rsqrt.default: jax.lax.rsqrt,
     aten.sigmoid.default: jax.lax.logistic,
-    aten.sign.default: lambda x: jnp.where(jnp.isnan(x), jnp.zeros_like(x), jnp.sign(x)),
+    aten.sgn.default: _sign,
+    aten.sign.default: _sign,
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
     aten.sin.default: jnp.sin,
     aten.sinh.default: jnp.sinh,
@@ -69,6 +78,18 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.relu.default: lambda x: jnp.maximum(x, jnp.zeros_like(x)),
     aten.bitwise_not.default: jnp.bitwise_not,
     aten.mish.default: lambda x: x * jnp.tanh(_softplus(x, 1.0, 20.0)),
+    aten.angle.default: lambda x: jnp.where(jnp.isnan(x), x, jnp.angle(x)),
+    aten.conj_physical.default: jnp.conj,
+    aten._conj_physical.default: jnp.conj,
+    aten.digamma.default: jax.lax.digamma,
+    aten.erfinv.default: jax.lax.erf_inv,
+    aten.i0.default: special.i0,
+    aten.lgamma.default: jax.lax.lgamma,
+    aten.special_erfcx.default: special.erfcx,
+    aten.special_i0e.default: special.i0e,
+    aten.special_i1.default: special.i1,
+    aten.special_i1e.default: special.i1e,
+    aten.special_ndtri.default: special.ndtri,
 }
 
 _INTEGER_IDENTITY = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
@@ -77,8 +98,10 @@ _INTEGER_IDENTITY = (aten.ceil.default, aten.floor.default, aten.round.default, 
 def _register_unary(op: Any, function: Callable[[Any], Any]) -> None:
     @lowers(op)
     def lowered(ctx: Context, x: Any) -> Any:
-        if op in _INTEGER_IDENTITY and not jnp.issubdtype(x.dtype, jnp.inexact):
+        if op in _INTEGER_IDENTITY and not is_floating(x.dtype):
             return x
+        if is_complex(x.dtype):
+            return function(x)
         return pointwise(function)(ctx, x)
 
 
@@ -97,10 +120,24 @@ _PREDICATES: dict[str, Callable[..., Any]] = {
 for _name, _function in _PREDICATES.items():
     lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(predicate(_function))
 
-lowers(aten.isnan.default)(lambda ctx, x: x != x)
-lowers(aten.isinf.default)(
-    lambda ctx, x: jnp.isinf(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.zeros_like(x, bool)
-)
+_FLOATING_PREDICATES: dict[Any, Callable[[Any], Any]] = {
+    aten.isinf.default: jnp.isinf,
+    aten.isnan.default: jnp.isnan,
+    aten.signbit.default: jnp.signbit,
+}
+
+
+def _register_floating_predicate(op: Any, function: Callable[[Any], Any]) -> None:
+    @lowers(op)
+    def lowered(ctx: Context, x: Any) -> Any:
+        if is_floating(x.dtype):
+            return function(x)
+        return x < 0 if op is aten.signbit.default else jnp.zeros_like(x, bool)
+
+
+for _op, _function in _FLOATING_PREDICATES.items():
+    _register_floating_predicate(_op, _function)
+
 lowers(aten.logical_not.default)(lambda ctx, x: x == 0)
 lowers(aten.logical_and.default)(lambda ctx, a, b: (a != 0) & (b != 0))
 lowers(aten.logical_or.default)(lambda ctx, a, b: (a != 0) | (b != 0))
@@ -131,10 +168,81 @@ def _rsub(ctx: Context, a: Any, b: Any, alpha: Any = 1) -> Any:
     return _sub(ctx, b, a, alpha)
 
 
-lowers(aten.mul.Tensor, aten.mul.Scalar)(pointwise(jnp.multiply))
-lowers(aten.maximum.default)(pointwise(jnp.maximum))
-lowers(aten.minimum.default)(pointwise(jnp.minimum))
-lowers(aten.atan2.default)(pointwise(jnp.arctan2))
+def _shifted(ctx: Context, a: Any, b: Any) -> tuple[Any, Any, Any]:
+    """Both operands in the result's dtype, and where the amount is out of range."""
+    a, b = cast(a, ctx.dtype), cast(b, ctx.dtype)
+    return a, b, (b < 0) | (b >= jnp.iinfo(ctx.dtype).bits)
+
+
+@lowers(
+    *(aten.__lshift__.Tensor, aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor),
+    *(aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor),
+)
+def _shift_left(ctx: Context, a: Any, b: Any) -> Any:
+    a, b, outside = _shifted(ctx, a, b)
+    return jnp.where(outside, 0, jnp.left_shift(a, jnp.where(outside, 0, b)))
+
+
+@lowers(
+    *(aten.__rshift__.Tensor, aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor),
+    *(aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor),
+)
+def _shift_right(ctx: Context, a: Any, b: Any) -> Any:
+    a, b, outside = _shifted(ctx, a, b)
+    beyond = jnp.where(a < 0, jnp.full_like(a, -1), 0) if b.dtype != jnp.uint8 else 0
+    return jnp.where(outside, beyond, jnp.right_shift(a, jnp.where(outside, 0, b)))
+
+
+lowers(aten.mul.Tensor, aten.mul.Scalar)(arithmetic(jnp.multiply))
+
+_BINARY: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.atan2.default: jnp.arctan2,
+    aten.complex.default: jax.lax.complex,
+    aten.copysign.Scalar: jnp.copysign,
+    aten.copysign.Tensor: jnp.copysign,
+    aten.fmax.default: jnp.fmax,
+    aten.fmin.default: jnp.fmin,
+    aten.gcd.default: jnp.gcd,
+    aten.hypot.default: jnp.hypot,
+    aten.igamma.default: jax.lax.igamma,
+    aten.igammac.default: jax.lax.igammac,
+    aten.lcm.default: jnp.lcm,
+    aten.ldexp.Tensor: lambda x, exponent: x * jnp.exp2(exponent),
+    aten.maximum.default: jnp.maximum,
+    aten.minimum.default: jnp.minimum,
+    aten.nextafter.default: jnp.nextafter,
+    aten.special_zeta.default: special.zeta,
+}
+for _op, _binary in _BINARY.items():
+    lowers(_op)(pointwise(_binary))
+
+
+@lowers(aten.polar.default)
+def _polar(ctx: Context, radius: Any, angle: Any) -> Any:
+    return jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+
+
+@lowers(aten.polygamma.default)
+def _polygamma(ctx: Context, n: int, x: Any) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    if n == 0:
+        return jax.lax.digamma(x)
+    sign = 1 if n % 2 else -1
+    return sign * math.factorial(n) * special.zeta(jnp.asarray(n + 1, x.dtype), x)
+
+
+@lowers(aten.frexp.Tensor)
+def _frexp(ctx: Context, x: Any) -> tuple[Any, Any]:
+    return jnp.frexp(x)
+
+
+@lowers(aten.round.decimals)
+def _round_decimals(ctx: Context, x: Any, decimals: int = 0) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    if decimals == 0:
+        return jnp.round(x)
+    power = jnp.asarray(10.0 ** abs(decimals), x.dtype)
+    return jnp.round(x * power) / power if decimals > 0 else jnp.round(x / power) * power
 
 
 @lowers(
@@ -145,15 +253,15 @@ def _div(ctx: Context, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     a, b = cast(a, dtype), cast(b, dtype)
     if rounding_mode is None:
         return a / b
+    a, b = jnp.broadcast_arrays(a, b)
     if rounding_mode == "floor":
         return _floor_divide(a, b)
-    return jnp.trunc(a / b) if jnp.issubdtype(dtype, jnp.inexact) else jax.lax.div(a, b)
+    return jnp.trunc(a / b) if is_floating(dtype) else jax.lax.div(a, b)
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
     """``c10::div_floor_floating``: exact where ``floor(a / b)`` would round up."""
-    a, b = jnp.broadcast_arrays(a, b)
-    if not jnp.issubdtype(a.dtype, jnp.inexact):
+    if not is_floating(a.dtype):
         return jnp.floor_divide(a, b)
     remainder = jax.lax.rem(a, b)
     quotient = (a - remainder) / b
@@ -165,11 +273,10 @@ def _floor_divide(a: Any, b: Any) -> Any:
     return jnp.where(b == 0, a / b, result)
 
 
-lowers(aten.floor_divide.default)(pointwise(_floor_divide))
+lowers(aten.floor_divide.default)(functools.partial(_div, rounding_mode="floor"))
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    a, b = jnp.broadcast_arrays(a, b)
     remainder = jax.lax.rem(a, b)
     return jnp.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
@@ -177,9 +284,16 @@ def _remainder(a: Any, b: Any) -> Any:
 lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(
     pointwise(_remainder)
 )
-lowers(aten.fmod.Tensor, aten.fmod.Scalar)(
-    pointwise(lambda a, b: jax.lax.rem(*jnp.broadcast_arrays(a, b)))
-)
+lowers(aten.fmod.Tensor, aten.fmod.Scalar)(pointwise(jax.lax.rem))
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Powers; one integer to the power of a negative one is an integer, too."""
+    if is_floating(base.dtype):
+        return jnp.power(base, exponent)
+    whole = jnp.power(base, jnp.maximum(exponent, 0))
+    sign = jnp.where(exponent & 1 == 1, base, 1)
+    return jnp.where(exponent >= 0, whole, jnp.where(abs(base) == 1, sign, 0))
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -188,8 +302,8 @@ def _pow_scalar(ctx: Context, x: Any, exponent: Any) -> Any:
     dtype = opmath(ctx.dtype)
     x = cast(x, dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.power(x, cast(exponent, dtype))
-    special: dict[float, Callable[[], Any]] = {
+        return pointwise(_power)(ctx, x, exponent)
+    products: dict[float, Callable[[], Any]] = {
         0.5: lambda: jnp.sqrt(x),
         1: lambda: x,
         2: lambda: x * x,
@@ -198,11 +312,11 @@ def _pow_scalar(ctx: Context, x: Any, exponent: Any) -> Any:
         -1: lambda: 1 / x,
         -2: lambda: 1 / (x * x),
     }
-    found = special.get(exponent)
+    found = products.get(exponent)
     return found() if found else jnp.power(x, cast(exponent, dtype))
 
 
-lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)(pointwise(jnp.power))
+lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)(pointwise(_power))
 
 
 @lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
@@ -281,10 +395,20 @@ def _silu_backward(ctx: Context, grad: Any, x: Any) -> Any:
     return grad * sigmoid * (1 + x * (1 - sigmoid))
 
 
+@lowers(aten.elu.default)
+def _elu(
+    ctx: Context, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
+) -> Any:
+    x = cast(x, opmath(ctx.dtype))
+    return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
+
+
 @lowers(aten.threshold_backward.default)
 def _threshold_backward(ctx: Context, grad: Any, x: Any, threshold: Any) -> Any:
     grad = cast(grad, ctx.dtype)
-    return jnp.where(x <= threshold, jnp.zeros_like(grad), grad)
+    # ATen compares in the opmath dtype: the threshold is not rounded to a half type.
+    dtype = opmath(ctx.dtype)
+    return jnp.where(cast(x, dtype) <= cast(threshold, dtype), jnp.zeros_like(grad), grad)
 
 
 @lowers(aten.tanh_backward.default)
@@ -308,22 +432,12 @@ def _leaky_relu(ctx: Context, x: Any, negative_slope: Any = 0.01) -> Any:
 
 @lowers(aten._to_copy.default, refuse=lambda node: _refuse_to_copy(node))
 def _to_copy(ctx: Context, x: Any, **_: Any) -> Any:
-    return _convert(x, ctx.dtype)
+    return cast(x, ctx.dtype)
 
 
 @lowers(prims.convert_element_type.default)
 def _convert_element_type(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
-    return _convert(x, to_jax(dtype))
-
-
-def _convert(x: Any, dtype: Any) -> Any:
-    if dtype == jnp.bool_:
-        return x != 0
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(
-        dtype, jnp.complexfloating
-    ):
-        x = jnp.real(x)
-    return x.astype(dtype)
+    return cast(x, to_jax(dtype))
 
 
 def _refuse_to_copy(node: fx.Node) -> str | None:

@@ -1,0 +1,224 @@
+"""Graphs with symbolic sizes: one executable for each size seen, no recompilation by Dynamo."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import neuron_compile
+
+from .support import IGNORE_TORCH, equal, equal_modules, neuron
+
+SIZES = (3, 5, 2, 9, 5, 3, 17)
+
+
+def counted(function: Any, **options: Any) -> tuple[Any, CompileCounterWithBackend]:
+    """``function`` compiled, and the counter of the graphs that Dynamo hands over."""
+    counter = CompileCounterWithBackend("neuron")
+    return torch.compile(function, backend=counter, **options), counter
+
+
+def test_forward_with_dynamic_true() -> None:
+    compiled, counter = counted(lambda x: F.softmax(x @ x.t(), -1).sum(0), dynamic=True)
+    for size in SIZES:
+        x = torch.randn(size, 4)
+        equal(compiled(x), F.softmax(x @ x.t(), -1).sum(0))
+    assert counter.frame_count == 1
+    assert neuron_compile.report().specializations == len(set(SIZES))
+    assert neuron_compile.report().compilations == len(set(SIZES))
+
+
+def test_backward_with_dynamic_true() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    eager = copy.deepcopy(model)
+    compiled, counter = counted(model, dynamic=True)
+    for size in SIZES:
+        mine = torch.randn(size, 4, requires_grad=True)
+        theirs = mine.detach().clone().requires_grad_()
+        actual, wanted = compiled(mine), eager(theirs)
+        equal(actual, wanted)
+        for module in (model, eager):
+            module.zero_grad()
+        actual.square().sum().backward()
+        wanted.square().sum().backward()
+        equal(mine.grad, theirs.grad)
+        equal_modules(model, eager)
+    assert counter.frame_count == 1
+    assert neuron_compile.report().specializations == 2 * len(set(SIZES))
+
+
+def test_mark_dynamic() -> None:
+    compiled, counter = counted(lambda x: x.cumsum(0) / x.shape[0])
+    for size in SIZES:
+        x = torch.randn(size, 4)
+        torch._dynamo.mark_dynamic(x, 0)
+        equal(compiled(x), x.cumsum(0) / size)
+    assert counter.frame_count == 1
+
+
+def test_automatic_dynamic_after_two_sizes() -> None:
+    compiled, counter = counted(lambda x: x.relu() + x.shape[0])
+    for size in SIZES:
+        x = torch.randn(size, 4)
+        equal(compiled(x), x.relu() + size)
+    assert counter.frame_count == 2
+    assert neuron_compile.report().specializations == len(set(SIZES) - {SIZES[0]}) + 1
+
+
+def test_sizes_zero_and_one() -> None:
+    compiled, _ = counted(lambda x: (x * 2, x.sum()), dynamic=True)
+    for size in (4, 1, 0, 2, 1, 0):
+        x = torch.randn(size, 3)
+        equal(compiled(x), (x * 2, x.sum()))
+
+
+def test_several_dynamic_sizes() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        z = torch.cat([x, y]).reshape(-1, 2)
+        return z, x.shape[0] + y.shape[1], z.t()[:, : x.shape[0]], torch.zeros(x.shape[0], 2)
+
+    compiled, counter = counted(function, dynamic=True)
+    for rows, more, columns in ((2, 3, 4), (5, 2, 6), (2, 3, 8), (3, 7, 4)):
+        x, y = torch.randn(rows, columns), torch.randn(more, columns)
+        equal(compiled(x, y), function(x, y))
+    assert counter.frame_count == 1
+
+
+def test_sizes_among_the_results() -> None:
+    compiled, _ = counted(lambda x: (x.shape[0] * 2, x + 1, x.shape, x.numel()), dynamic=True)
+    for size in (2, 3, 4):
+        x = torch.randn(size, 3)
+        equal(compiled(x), (size * 2, x + 1, x.shape, x.numel()))
+
+
+def test_a_size_that_only_the_backward_needs() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.mean(0).expand(x.shape[0], -1) * x
+
+    compiled, counter = counted(function, dynamic=True)
+    for size in (2, 5, 3):
+        mine = torch.randn(size, 3, requires_grad=True)
+        theirs = mine.detach().clone().requires_grad_()
+        compiled(mine).square().sum().backward()
+        function(theirs).square().sum().backward()
+        equal(mine.grad, theirs.grad)
+    assert counter.frame_count == 1
+
+
+@IGNORE_TORCH
+def test_dynamic_layouts() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.t() * 2
+
+    compiled = neuron(function, dynamic=True)
+    for x in (
+        torch.randn(3, 4),
+        torch.randn(4, 3).t(),
+        torch.randn(12, 5)[::3],
+        torch.randn(5, 6),
+        torch.randn(6, 5).t(),
+        torch.randn(9, 1).expand(9, 4),
+    ):
+        equal(compiled(x), function(x))
+
+
+def test_dynamic_mutation() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x[1:].add_(x.shape[0])
+        return x.sum()
+
+    compiled = neuron(function, dynamic=True)
+    for size in (3, 4, 6, 3):
+        mine = torch.randn(size, 2)
+        theirs = mine.clone()
+        equal((compiled(mine), mine), (function(theirs), theirs))
+
+
+def test_dynamic_channels_last_convolution() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).to(
+        memory_format=torch.channels_last
+    )
+    eager = copy.deepcopy(model)
+    compiled, counter = counted(model, dynamic=True)
+    for size in (2, 3, 5):
+        x = torch.randn(size, 3, 6, 6).to(memory_format=torch.channels_last)
+        actual, wanted = compiled(x), eager(x)
+        equal(actual, wanted, rtol=1e-4, atol=1e-5)
+        actual.square().mean().backward()
+        wanted.square().mean().backward()
+        equal_modules(model, eager, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 1
+
+
+def test_dynamic_dropout_and_constants() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5) * torch.tensor([1.0, 2.0])
+
+    compiled = neuron(function, dynamic=True)
+    for size in (50, 60, 50):
+        x = torch.ones(size, 2, requires_grad=True)
+        result = compiled(x)
+        result.sum().backward()
+        assert set(result.detach().unique().tolist()) == {0.0, 2.0, 4.0}
+        equal(x.grad, result.detach())
+
+
+def test_dynamic_floats_and_ints() -> None:
+    compiled = neuron(lambda x, n, f: x * n + f, dynamic=True)
+    for n, f in ((2, 0.5), (3, 1.5), (7, 2.5), (2, 0.5)):
+        x = torch.randn(3)
+        equal(compiled(x, n, f), x * n + f)
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_the_table_is_bounded(bound: int) -> None:
+    compiled = neuron(lambda x: x * 2, dynamic=True, options={"max_specializations": bound})
+    for size in (2, 3, 4, 2, 3, 4):
+        x = torch.randn(size)
+        equal(compiled(x), x * 2)
+    assert neuron_compile.report().specializations == 6
+
+
+def test_the_least_recently_used_is_dropped() -> None:
+    compiled = neuron(lambda x: x * 2, dynamic=True, options={"max_specializations": 2})
+    for size in (2, 3, 2, 4, 2, 4):
+        compiled(torch.randn(size))
+    assert neuron_compile.report().specializations == 3
+    compiled(torch.randn(3))
+    assert neuron_compile.report().specializations == 4
+
+
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
+def test_a_fallback_in_a_dynamic_graph() -> None:
+    compiled, counter = counted(lambda x: torch.linalg.qr(x + 1)[1].abs() * 2, dynamic=True)
+    for size in (3, 4, 6):
+        x = torch.randn(size, 3)
+        equal(compiled(x), torch.linalg.qr(x + 1)[1].abs() * 2, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
+    assert neuron_compile.report().operators_in_fallback > 0
+
+
+def test_a_result_of_unknown_size_is_right() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = neuron(lambda x: x[x > 0] * 2)
+        with pytest.warns(neuron_compile.FallbackWarning):
+            equal(compiled(torch.tensor([1.0, -1.0, 2.0])), torch.tensor([2.0, 4.0]))
+        for x in (torch.tensor([1.0, 3.0, 2.0]), torch.tensor([-1.0, -3.0, -2.0])):
+            equal(compiled(x), x[x > 0] * 2)
+
+
+def test_an_item_in_the_graph() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = neuron(lambda x: x * x.sum().item())
+        x = torch.randn(4)
+        with pytest.warns(neuron_compile.FallbackWarning):
+            equal(compiled(x), x * x.sum().item())
+        for _ in range(2):
+            x = torch.randn(4)
+            equal(compiled(x), x * x.sum().item())
