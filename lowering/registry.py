@@ -182,6 +182,11 @@ def remember_refusal(node: fx.Node, reason: str) -> None:
     _REFUSED[f"stock {_call(node)}" if spliced else _call(node)] = reason
 
 
+def refusals() -> int:
+    """How many calls are known to be refused."""
+    return len(_REFUSED)
+
+
 def forget_refusals() -> None:
     """Forget what Torch-MLIR refused (after ``torch.compiler.reset`` and in tests)."""
     _REFUSED.clear()

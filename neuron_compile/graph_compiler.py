@@ -15,8 +15,8 @@ from torch import fx
 from . import logs
 from .classify import Boundary, bound
 from .errors import UnsupportedError
-from .lowering import LoweredModule, LoweringError, lower, signature
-from .lowering.registry import remember_refusal
+from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
+from .lowering.registry import refusals, remember_refusal, takes_stock
 from .partition import Partitioned, eager_nodes, partition
 from .records import DEVICE, EAGER, GraphRecord, OperatorRecord, count, record_graph
 from .runtime import (
@@ -260,7 +260,8 @@ def _at_fault(
     """The nodes that a compiler cannot take, each with the reason.
 
     Where no diagnostic names one, each operator and signature is compiled on its own; where all
-    of them pass, the partition as a whole is at fault.
+    of them pass, the partition as a whole is at fault. Nothing is at fault if it turned out that
+    Torch-MLIR refuses nodes that also have a spliced lowering, which they take from now on.
     """
     reason = str(error)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -268,57 +269,69 @@ def _at_fault(
     if named:
         _remember(named[0], error)
         return {named[0].name: reason}
+    known = refusals()
     found: dict[str, str] = {}
-    tried: dict[str, Exception | None] = {}
+    tried: dict[str, str | None] = {}
     for node in nodes:
         if node.target is operator.getitem:
             continue
         key = f"{signature(node)} {node.args} {node.kwargs}"
         if key not in tried:
-            tried[key] = _refusal_alone(module, node, settings)
+            tried[key] = _refusal_alone(_alone(module, node), node, settings)
         alone = tried[key]
         if alone is not None:
-            _remember(node, alone)
-            found[node.name] = str(alone)
-    return found or {
-        node.name: f"a partition with this operator was refused: {reason}" for node in nodes
-    }
+            found[node.name] = alone
+    if found or refusals() > known:
+        return found
+    return {node.name: f"a partition with this operator was refused: {reason}" for node in nodes}
 
 
-def _remember(node: fx.Node, error: Exception) -> None:
-    """Keep Torch-MLIR's refusals, which hold under all settings; XLA's depend on its options."""
-    if isinstance(error, LoweringError):
-        remember_refusal(node, str(error))
+def _remember(node: fx.Node, error: Exception) -> bool:
+    """Keep a refusal by Torch-MLIR, which holds under all settings, unlike XLA's.
+
+    Returns whether another lowering of the node takes over.
+    """
+    if not isinstance(error, LoweringError):
+        return False
+    stock = takes_stock(node)
+    remember_refusal(node, str(error))
+    return stock and why_unsupported(node) is None
 
 
-def _refusal_alone(
-    module: fx.GraphModule, node: fx.Node, settings: Settings
-) -> Exception | None:
-    """Why a graph of this node alone is refused, or ``None`` if it compiles."""
+def _refusal_alone(module: fx.GraphModule, node: fx.Node, settings: Settings) -> str | None:
+    """Why ``module``, a graph of this node alone, is refused, or ``None`` if it compiles."""
+    while True:
+        boundary, _ = _boundary(module, frozenset())
+        try:
+            _lower_and_compile(boundary, settings)
+        except _REFUSALS as error:
+            if not _remember(node, error):
+                return str(error)
+        else:
+            return None
+
+
+def _alone(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
+    """A graph of one operator."""
     graph = fx.Graph()
     inputs: dict[fx.Node, fx.Node] = {}
     for operand in node.all_input_nodes:
         placeholder = graph.placeholder(operand.name)
         placeholder.meta["val"] = operand.meta["val"]
         inputs[operand] = placeholder
-    alone = graph.node_copy(node, inputs.__getitem__)
+    copy = graph.node_copy(node, inputs.__getitem__)
     value = node.meta["val"]
     if isinstance(value, tuple | list):
         results = []
         for position, item in enumerate(value):
             if isinstance(item, torch.Tensor):
-                result = graph.call_function(operator.getitem, (alone, position))
+                result = graph.call_function(operator.getitem, (copy, position))
                 result.meta["val"] = item
                 results.append(result)
         graph.output(tuple(results))
     else:
-        graph.output((alone,))
-    boundary, _ = _boundary(fx.GraphModule(module, graph), frozenset())
-    try:
-        _lower_and_compile(boundary, settings)
-    except _REFUSALS as error:
-        return error
-    return None
+        graph.output((copy,))
+    return fx.GraphModule(module, graph)
 
 
 def _records(module: fx.GraphModule, eager: Mapping[fx.Node, str]) -> tuple[OperatorRecord, ...]:

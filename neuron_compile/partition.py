@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils import _pytree as pytree
 
 from .lowering import why_unsupported
 from .torch_internals import symbolic
@@ -50,16 +51,19 @@ def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.N
             continue
         source = node.args[0] if node.target is operator.getitem else None
         reason = eager.get(source) if isinstance(source, fx.Node) else None
-        reason = reason or refused.get(node.name) or _why_dynamic(node) or why_unsupported(node)
+        reason = reason or refused.get(node.name) or _why_without_asking(node) or why_unsupported(node)
         if reason is not None:
             eager[node] = reason
     return eager
 
 
-def _why_dynamic(node: fx.Node) -> str | None:
-    """Sizes of inputs are numbers by now: what is still symbolic depends on a tensor's values."""
-    if symbolic([each.meta.get("val") for each in (node, *node.all_input_nodes)]):
+def _why_without_asking(node: fx.Node) -> str | None:
+    """Why no compiler needs to be asked: sizes of inputs are numbers by now, and tensors data."""
+    values = pytree.tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+    if symbolic(values):
         return "a number or a size in it depends on the values of a tensor"
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):
+        return "a tensor on device meta has no data"
     return None
 
 

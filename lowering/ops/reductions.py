@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
-from ..registry import lowers, torch_mlir_lowers
+from ..registry import lowers, result_tensors, torch_mlir_lowers
 from ..trace import Context
-from ._shared import canonical_dims, cast, opmath, same_full_float
+from ._shared import canonical_dims, cast, is_floating, opmath, same_full_float
 
 aten = torch.ops.aten
 
@@ -60,6 +60,10 @@ lowers(aten.amax.default)(_extremum(jnp.max))
 lowers(aten.amin.default)(_extremum(jnp.min))
 lowers(aten.max.default)(lambda ctx, x: jnp.max(x))
 lowers(aten.min.default)(lambda ctx, x: jnp.min(x))
+
+
+def _is_nan(x: Any) -> Any:
+    return jnp.isnan(x) if is_floating(x.dtype) else jnp.zeros_like(x, bool)
 
 
 def _nan_first(compare: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,20 +159,52 @@ def _all(ctx: Context, x: Any) -> Any:
     return jnp.all(x != 0)
 
 
-@lowers(aten.any.dim, aten.any.dims)
-def _any_dim(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return jnp.any(x != 0, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+def _logical(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def lowered(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        # Unlike the other reductions these take an empty list of dimensions at its word.
+        dims = () if dim == [] else canonical_dims(dim, x.ndim)
+        return reduce(x != 0, axis=dims, keepdims=keepdim)
+
+    return lowered
 
 
-@lowers(aten.all.dim, aten.all.dims)
-def _all_dim(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return jnp.all(x != 0, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+lowers(aten.any.dim, aten.any.dims)(_logical(jnp.any))
+lowers(aten.all.dim, aten.all.dims)(_logical(jnp.all))
 
 
-@lowers(aten.cumsum.default)
-def _cumsum(ctx: Context, x: Any, dim: int, **_: Any) -> Any:
-    x = cast(x, opmath(ctx.dtype))
-    return jnp.cumsum(x, axis=dim) if x.ndim else x
+def _cumulative(scan: Callable[..., Any]) -> Callable[..., Any]:
+    def lowered(ctx: Context, x: Any, dim: int, **_: Any) -> Any:
+        x = cast(x, opmath(ctx.dtype))
+        return scan(x, axis=dim % x.ndim) if x.ndim else x
+
+    return lowered
+
+
+lowers(aten.cumsum.default)(_cumulative(jnp.cumsum))
+lowers(aten.cumprod.default)(_cumulative(jnp.cumprod))
+lowers(aten.logcumsumexp.default)(_cumulative(jax.lax.cumlogsumexp))
+
+
+def _running_extremum(wins: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Extremum so far and its last index; NaN wins and stays."""
+
+    def combine(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+        (a, i), (b, j) = left, right
+        later = wins(b, a) | _is_nan(b)
+        later &= ~_is_nan(a) | _is_nan(b)
+        return jnp.where(later, b, a), jnp.where(later, j, i)
+
+    def lowered(ctx: Context, x: Any, dim: int) -> tuple[Any, Any]:
+        if x.ndim == 0:
+            return x, jnp.zeros((), jnp.int64)
+        index = jax.lax.broadcasted_iota(jnp.int64, x.shape, dim % x.ndim)
+        return jax.lax.associative_scan(combine, (x, index), axis=dim % x.ndim)
+
+    return lowered
+
+
+lowers(aten.cummax.default)(_running_extremum(jnp.greater_equal))
+lowers(aten.cummin.default)(_running_extremum(jnp.less_equal))
 
 
 @lowers(aten.logsumexp.default)
@@ -182,6 +218,8 @@ def _softmax(ctx: Context, x: Any, dim: int, half_to_float: bool) -> Any:
     x = cast(x, opmath(ctx.dtype))
     if x.ndim == 0:
         return jnp.ones_like(x) * jnp.where(jnp.isfinite(x), 1, jnp.nan)
+    if x.size == 0:
+        return x
 
     def plain(x: Any) -> Any:
         exponential = jnp.exp(x - jnp.max(x, axis=dim, keepdims=True))
@@ -195,6 +233,8 @@ def _log_softmax(ctx: Context, x: Any, dim: int, half_to_float: bool) -> Any:
     x = cast(x, opmath(ctx.dtype))
     if x.ndim == 0:
         return x - x
+    if x.size == 0:
+        return x
 
     def plain(x: Any) -> Any:
         shifted = x - jnp.max(x, axis=dim, keepdims=True)
@@ -258,9 +298,53 @@ def _topk(
     return jnp.take_along_axis(x, order, axis=dim), order
 
 
+def _order_statistic(x: Any, dim: int, position: Any, keepdim: bool) -> tuple[Any, Any]:
+    """The element at a position of the sorted dimension (an array where it varies), its index."""
+    order = _order(x, dim, False)
+    position = jnp.broadcast_to(position, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    index = jnp.take_along_axis(order, position, axis=dim)
+    value = jnp.take_along_axis(x, index, axis=dim)
+    return (value, index) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(index, dim))
+
+
+@lowers(aten.kthvalue.default)
+def _kthvalue(
+    ctx: Context, x: Any, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[Any, Any]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    return _order_statistic(x, dim % x.ndim, k - 1, keepdim)
+
+
+def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Any, Any]:
+    """The lower median. A NaN, which sorts last, is itself the median unless it is skipped."""
+    nan = jnp.sum(_is_nan(x), axis=dim, keepdims=True)
+    size = x.shape[dim]
+    position = (size - nan - 1) // 2 if skip_nan else jnp.where(nan > 0, size - nan, (size - 1) // 2)
+    return _order_statistic(x, dim, jnp.maximum(position, 0), keepdim)
+
+
+def _register_median(op: Any, skip_nan: bool) -> None:
+    @lowers(op.dim)
+    def along(ctx: Context, x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+        if x.ndim == 0:
+            return x, jnp.zeros((), jnp.int64)
+        return _median(x, dim % x.ndim, keepdim, skip_nan)
+
+    @lowers(op.default)
+    def whole(ctx: Context, x: Any) -> Any:
+        return _median(x.ravel(), 0, False, skip_nan)[0]
+
+
+_register_median(aten.median, skip_nan=False)
+_register_median(aten.nanmedian, skip_nan=True)
+
+
 def _plain_reduction(node: fx.Node) -> bool:
     dims: Sequence[int] | None = node.args[1] if len(node.args) > 1 else None  # type: ignore[assignment]
-    return same_full_float(node) and bool(dims) and not node.kwargs.get("dtype")
+    # Torch-MLIR crashes on the reduction of a tensor without dimensions.
+    ranked = bool(result_tensors(node.all_input_nodes[0])[0].dim())
+    return ranked and same_full_float(node) and bool(dims) and not node.kwargs.get("dtype")
 
 
 torch_mlir_lowers(aten.sum.dim_IntList, aten.mean.dim, when=_plain_reduction)

@@ -165,7 +165,8 @@ def _wants_gemm(spec: KernelSpec) -> bool:
     (_, a), (_, result) = spec.operands[0], spec.results[0]
     inner = a[-2] if spec["transpose_a"] else a[-1]
     large = math.prod(result) * inner >= _GEMM_THRESHOLD
-    return _mkl_is_fast() and _all_of(spec, "f32") and large
+    # XLA walks a transposed left operand (a weight's gradient) at half of MKL's speed.
+    return _all_of(spec, "f32") and large and bool(spec["transpose_a"] or _mkl_is_fast())
 
 
 @kernel("gemm", when=_wants_gemm)
@@ -201,13 +202,22 @@ def _wants_convolution(spec: KernelSpec) -> bool:
     return _all_of(spec, "f32") and all(0 not in shape for _, shape in spec.operands)
 
 
+def _channels_second(spec: KernelSpec) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Sees a buffer with channels last as ``[N, C, ...]``, without moving it."""
+    if spec["channels_last"]:
+        return lambda tensor: tensor.movedim(-1, 1)
+    return lambda tensor: tensor
+
+
 @kernel("convolution", when=_wants_convolution)
 def _convolution(spec: KernelSpec) -> Kernel:
     settings = _convolution_settings(spec)
+    view = _channels_second(spec)
 
     def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         x, weight, *bias = inputs
-        outputs[0].copy_(torch.convolution(x, weight, bias[0] if bias else None, *settings))
+        result = torch.convolution(view(x), weight, bias[0] if bias else None, *settings)
+        view(outputs[0]).copy_(result)
 
     return _aten_kernel(spec, run)
 
@@ -215,16 +225,22 @@ def _convolution(spec: KernelSpec) -> Kernel:
 @kernel("convolution_backward", when=_wants_convolution)
 def _convolution_backward(spec: KernelSpec) -> Kernel:
     settings = _convolution_settings(spec)
+    view = _channels_second(spec)
     mask = [bool(wanted) for wanted in spec.integers("mask")]
-    transposed = settings[3]
-    weight = spec.operands[2][1]
-    bias_sizes = [weight[1] * settings[5] if transposed else weight[0]] if mask[2] else None
+    weight_shape = spec.operands[2][1]
+    channels = weight_shape[1] * spec["groups"] if spec["transposed"] else weight_shape[0]
+    bias_sizes = [channels] if mask[2] else None
 
     def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        results = aten.convolution_backward(*inputs, bias_sizes, *settings, mask)
-        wanted = (result for result, keep in zip(results, mask, strict=True) if keep)
-        for output, result in zip(outputs, wanted, strict=True):
-            output.copy_(result)
+        grad, x, weight = inputs
+        results = aten.convolution_backward(
+            view(grad), view(x), weight, bias_sizes, *settings, mask
+        )
+        given = iter(outputs)
+        for position, wanted in enumerate(mask):
+            if wanted:
+                output = next(given)
+                (view(output) if position == 0 else output).copy_(results[position])
 
     return _aten_kernel(spec, run)
 
