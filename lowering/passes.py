@@ -19,6 +19,13 @@ torch.library.define(
 )
 gemm = torch.ops.neuron_compile.gemm.default
 
+# ``as_strided`` under another name: Torch-MLIR's importer rewrites that one by itself.
+torch.library.define(
+    "neuron_compile::as_strided",
+    "(Tensor a, int[] size, int[] stride, int? storage_offset=None) -> Tensor",
+)
+as_strided = torch.ops.neuron_compile.as_strided.default
+
 SEED = "rng_seed"
 
 
@@ -27,6 +34,8 @@ def prepare(module: fx.GraphModule) -> None:
     graph = module.graph
     clamp_slices(graph)
     absorb_transposes(graph)
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        node.target = as_strided
     graph.eliminate_dead_code()
 
 

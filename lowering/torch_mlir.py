@@ -139,13 +139,13 @@ def lower_to_stablehlo(graph: fx.Graph, splicer: Splicer, capture_torch: bool) -
     except Exception as error:  # noqa: BLE001 - the importer raises whatever it meets
         raise LoweringError(f"Torch-MLIR's importer refused the graph: {error}") from error
     module = importer.module
-    text = module.operation.get_asm(enable_debug_info=False) if capture_torch else ""
     phases["import"] = time.perf_counter() - started
     started = time.perf_counter()
     with context:
         for splice in used.values():
             _add_functions(module, splice)
         phases["splice"] = time.perf_counter() - started
+        text = module.operation.get_asm(enable_debug_info=False) if capture_torch else ""
         started = time.perf_counter()
         for pipeline in (_TO_BACKEND, _TO_STABLEHLO, _CLEAN):
             _run(pipeline, module)

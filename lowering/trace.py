@@ -216,4 +216,11 @@ def _conform(
                 f"the lowering of {node.target} gave shape {array.shape}, not {spec.shape}",
                 node.name,
             )
-        yield array.astype(to_jax(spec.dtype))
+        yield _unfolded(array.astype(to_jax(spec.dtype)))
+
+
+def _unfolded(array: Any) -> Any:
+    """Keep Torch-MLIR from folding an unsigned scalar constant into a literal it then refuses."""
+    if array.dtype != jnp.uint8 or array.ndim:
+        return array
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(array, jnp.int8), jnp.uint8)

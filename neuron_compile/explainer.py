@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import fx
 
 from .backend import compile_dynamo_graph
-from .errors import FallbackWarning
 from .records import DEVICE, GraphRecord, as_data, collecting
 from .settings import resolve
 
@@ -109,13 +107,14 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         reason = getattr(module, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             breaks.append(GraphBreak(reason.reason.splitlines()[0], _frame(reason.user_stack)))
-        return compile_dynamo_graph(module, inputs, resolve())
+        return compile_dynamo_graph(module, inputs, settings)
 
+    settings = dataclasses.replace(resolve(), fullgraph_on_device=False)
     started = time.perf_counter()
-    with collecting() as collected, warnings.catch_warnings():
-        # The explanation says it all, and must not use up the one warning an operator.
-        warnings.simplefilter("ignore", FallbackWarning)
-        result = torch.compile(function, backend=backend)(*args, **kwargs)
+    # The entries of this backend must not use up Dynamo's limit for the function.
+    compiled = torch.compile(function, backend=backend, isolate_recompiles=True)
+    with collecting() as collected:
+        result = compiled(*args, **kwargs)
         _differentiate(function, result, args, kwargs)
     total = time.perf_counter() - started
     seconds: collections.Counter[str] = collections.Counter()

@@ -84,21 +84,22 @@ _collectors: list[list[GraphRecord]] = []
 
 
 def record_graph(record: GraphRecord) -> None:
-    """Add a compiled graph; warns once a process about each operator in fallback."""
+    """Add a compiled graph; warns once a process about each operator in fallback.
+
+    A graph that is only explained gives no warning, and uses none up.
+    """
+    eager = {item.operator: item for item in record.operators if item.where == EAGER}
     with _lock:
         _graphs.append(record)
         _counters["operators_on_device"] += record.on_device
         _counters["operators_in_fallback"] += record.in_fallback
         for collected in _collectors:
             collected.append(record)
-        fresh = [
-            item
-            for item in record.operators
-            if item.where == EAGER and item.operator not in _warned
-        ]
-        _warned.update(item.operator for item in fresh)
-        _reasons.update((item.operator, item.reason) for item in fresh)
-    for item in {item.operator: item for item in fresh}.values():
+        _reasons.update((name, item.reason) for name, item in eager.items())
+        fresh = [] if _collectors else [name for name in eager if name not in _warned]
+        _warned.update(fresh)
+    for name in fresh:
+        item = eager[name]
         warnings.warn(
             f"{item.signature} runs in eager PyTorch: {item.reason}"
             + (f" (at {item.user_line})" if item.user_line else "")

@@ -65,7 +65,7 @@ class Executor:
         return self._import(tensor)
 
     def _static_loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
-        kept: tuple[int, Any] = (0, None)
+        kept: tuple[int, Any] = (-1, None)  # an empty tensor's address is 0
 
         def load(tensor: torch.Tensor) -> Any:
             nonlocal kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +215,30 @@ def test_saved_tensors_changed_in_place_is_an_error() -> None:
         y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("what", ["weight", "input"])
+def test_a_saved_argument_changed_in_place_is_an_error(what: str) -> None:
+    model = nn.Linear(3, 2, bias=False)
+    x = leaf(4, 3)
+    loss = neuron(lambda x: model(x).square().sum())(x)
+    with torch.no_grad():
+        (model.weight if what == "weight" else x).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_only_results_that_cannot_have_a_gradient() -> None:
+    check(lambda x: (x.argmax(), x > 0, x.detach() * 2), leaf(5))
+
+
+def test_a_backward_in_another_thread() -> None:
+    x = leaf(5)
+    loss = neuron(lambda x: x.sin().sum())(x)
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    equal(x.grad, x.detach().cos())
 
 
 def test_channels_last_gradients_arrive() -> None:

@@ -6,6 +6,7 @@ import collections
 import copy
 import dataclasses
 import pickle
+import resource
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,6 +116,21 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
 def test_empty_tensors_with_gradients() -> None:
     x = torch.randn(0, 3, requires_grad=True)
     check(nn.Linear(3, 2), x, backward=True)
+
+
+def test_an_empty_parameter_and_an_empty_buffer() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(0, 3))
+            self.other = nn.Parameter(torch.randn(2, 3))
+            self.register_buffer("rest", torch.empty(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, torch.cat([self.weight, self.other])) + self.rest.sum()
+
+    check(Model(), torch.randn(4, 3), backward=True)
+    check(Model(), torch.randn(4, 3), mode=torch.no_grad)
 
 
 def test_scalars() -> None:
@@ -448,6 +464,29 @@ def test_two_instances_of_one_class() -> None:
     for _ in range(2):
         for mine, theirs in zip(compiled, models, strict=True):
             equal(mine(x), F.linear(x, theirs.weight, theirs.bias))
+
+
+def test_a_compiled_function_inside_another() -> None:
+    inner = neuron(lambda x: x.sin())
+    check(lambda x: inner(x) * 2, torch.randn(3, requires_grad=True), backward=True)
+
+
+@IGNORE_TORCH
+def test_a_function_that_calls_a_compiled_module_eagerly() -> None:
+    model = neuron(Squared(3, 3))
+    x = torch.randn(2, 3)
+    equal(model(model(x)), model._orig_mod(model._orig_mod(x)))
+
+
+def test_results_are_freed() -> None:
+    compiled = neuron(lambda x: (x * 2, (x + 1).t()))
+    x = torch.zeros(1024, 1024)
+    compiled(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(60):
+        compiled(x)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100 * 1024, "kilobytes; all results together have 480 MB"
 
 
 def test_a_default_device_or_dtype_in_force() -> None:

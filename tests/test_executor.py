@@ -123,9 +123,10 @@ def test_a_replaced_parameter_is_imported_again(monkeypatch: pytest.MonkeyPatch)
     model = nn.Linear(16, 16)
     compiled = neuron(model)
     x = aligned(4, 16)
+    weights = [aligned(16, 16) for _ in range(3)]  # all alive: no address comes twice
     with torch.no_grad():
-        for _ in range(3):
-            model.weight.data = aligned(16, 16)
+        for weight in weights:
+            model.weight.data = weight
             for _ in range(2):
                 equal(compiled(x), model(x))
             assert [t for t, _ in seen].count(model.weight.data_ptr()) == 1
@@ -201,10 +202,11 @@ def test_results_are_fresh_memory_at_each_call() -> None:
 def test_seeds_are_drawn_only_where_needed(executors: list[Executor]) -> None:
     plain = neuron(lambda x: x * 2)
     random = neuron(lambda x: nn.functional.dropout(x, 0.5))
+    x = aligned(3)
     state = torch.get_rng_state()
-    plain(aligned(3))
+    plain(x)
     assert torch.equal(torch.get_rng_state(), state)
-    random(aligned(3))
+    random(x)
     assert not torch.equal(torch.get_rng_state(), state)
     assert [executor.signature.seeded for executor in executors] == [False, True]
 

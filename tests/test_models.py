@@ -113,7 +113,7 @@ def test_dynamic_batches() -> None:
     compiled = neuron(model, dynamic=True)
     inputs = architecture.inputs(0)
     with torch.no_grad():
-        for batch, length in ((2, 16), (1, 16), (2, 9), (1, 5)):
+        for batch, length in ((2, 16), (2, 9)):
             cut = {name: value[:batch, :length] for name, value in inputs.items()}
             wanted = model(**cut)
             close(compiled(**cut), wanted, 1e-4, wanted.abs().max().item())

@@ -76,6 +76,17 @@ def test_inputs_changed_by_the_caller_between_calls() -> None:
     equal(compiled(x), torch.full((3,), 7.0))
 
 
+def test_writing_into_a_view_of_an_input_reaches_the_input() -> None:
+    compiled = neuron(lambda x: (x.t(), x[1:], x + 1))
+    for _ in range(2):
+        x = torch.zeros(2, 3)
+        transposed, tail, other = compiled(x)
+        transposed[0].fill_(5)
+        tail.add_(1)
+        equal(x, torch.tensor([[5.0, 0, 0], [6, 1, 1]]))
+        equal(other, torch.ones(2, 3))
+
+
 IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
     "contiguous": lambda x: x * 2,
     "transposed": lambda x: x.t() * 2,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast
+from ._shared import cast, is_floating, opmath
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -93,4 +94,21 @@ def _eye_m(ctx: Context, *_: Any, **__: Any) -> Any:
 
 @lowers(aten.linspace.default)
 def _linspace(ctx: Context, start: Any, end: Any, steps: int, **_: Any) -> Any:
-    return jnp.linspace(start, end, steps, dtype=ctx.dtype)
+    """From both ends to the middle, in the result's precision, as ATen counts."""
+    wide = ctx.dtype if is_floating(ctx.dtype) else jnp.float32
+    wide = opmath(wide)
+    step = jnp.asarray((end - start) / max(steps - 1, 1), wide)
+    position = jnp.arange(steps)
+    from_start = cast(start, wide) + step * position.astype(wide)
+    from_end = cast(end, wide) - step * (steps - 1 - position).astype(wide)
+    return jnp.where(position < max(steps // 2, 1), from_start, from_end)
+
+
+def _register_indices(op: Any, positions: Any) -> None:
+    @lowers(op)
+    def lowered(ctx: Context, rows: int, columns: int, offset: int = 0, **_: Any) -> Any:
+        return jnp.asarray(np.stack(positions(rows, offset, columns)))
+
+
+_register_indices(aten.tril_indices.default, np.tril_indices)
+_register_indices(aten.triu_indices.default, np.triu_indices)

@@ -6,6 +6,7 @@ Indices of embeddings and gathers are wrapped and clamped here, never read out o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import fx
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast, opmath
+from ._shared import cast, is_floating, is_tensor, opmath
 
 aten = torch.ops.aten
 
@@ -100,36 +101,89 @@ def _scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any
     return cast(x, wide).at[_scatter_indices(x, dim, index)].add(cast(source, wide), mode="drop")
 
 
+_DYNAMIC = "a boolean index selects a number of elements that depends on data"
+
+
+def _boolean_indices(node: fx.Node) -> list[fx.Node]:
+    return [
+        index
+        for index in node.args[1]  # type: ignore[union-attr]
+        if isinstance(index, fx.Node) and index.meta["val"].dtype in (torch.bool, torch.uint8)
+    ]
+
+
 def _refuse_boolean_index(node: fx.Node) -> str | None:
-    indices = node.args[1]
-    for index in indices:  # type: ignore[union-attr]
-        if isinstance(index, fx.Node) and index.meta["val"].dtype in (torch.bool, torch.uint8):
-            return "a boolean index selects a number of elements that depends on data"
-    return None
+    return _DYNAMIC if _boolean_indices(node) else None
+
+
+def _refuse_boolean_assignment(node: fx.Node) -> str | None:
+    """A mask alone is a selection, if each value goes to all that the mask selects."""
+    if not _boolean_indices(node):
+        return None
+    x, indices, values = node.args[:3]
+    masks = [index for index in indices if index is not None]  # type: ignore[union-attr]
+    mask = masks[0].meta["val"]
+    if len(masks) > 1 or mask.dtype is not torch.bool:
+        return _DYNAMIC
+    trailing = _trailing(x.meta["val"], mask, indices)  # type: ignore[union-attr]
+    shape = values.meta["val"].shape  # type: ignore[union-attr]
+    return None if len(shape) <= trailing or shape[-1 - trailing] == 1 else _DYNAMIC
+
+
+def _trailing(x: Any, mask: Any, indices: Any) -> int:
+    """How many dimensions of ``x`` follow those that a mask among ``indices`` covers."""
+    leading = sum(index is None for index in indices[: _first(indices)])
+    return int(x.ndim - leading - mask.ndim)
+
+
+def _first(indices: Any) -> int:
+    return next(i for i, index in enumerate(indices) if index is not None)
+
+
+def _masked_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+    leading = _first(indices)
+    mask = indices[leading]
+    trailing = _trailing(x, mask, indices)
+    if values.ndim > trailing:
+        before, after = values.shape[: -1 - trailing], values.shape[values.ndim - trailing :]
+        values = values.reshape((*before, *(1,) * mask.ndim, *after))
+    mask = mask.reshape((*mask.shape, *(1,) * trailing))
+    return jnp.where(mask, x + values if accumulate else values, x)
 
 
 def _index_tuple(indices: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-@lowers(aten.index.Tensor, refuse=_refuse_boolean_index)
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor, refuse=_refuse_boolean_index)
 def _index(ctx: Context, x: Any, indices: Sequence[Any]) -> Any:
     return x.at[_index_tuple(indices)].get(mode="clip", wrap_negative_indices=True)
 
 
 @lowers(
-    aten.index_put.default, aten._unsafe_index_put.default, refuse=_refuse_boolean_index
+    aten.index_put.default, aten._unsafe_index_put.default, refuse=_refuse_boolean_assignment
 )
 def _index_put(
     ctx: Context, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
 ) -> Any:
-    if not accumulate:
-        return x.at[_index_tuple(indices)].set(cast(values, x.dtype), mode="drop")
     wide = opmath(x.dtype)
-    return cast(x, wide).at[_index_tuple(indices)].add(cast(values, wide), mode="drop")
+    x, values = cast(x, wide), cast(values, wide)
+    if indices[_first(indices)].dtype == jnp.bool_:
+        return _masked_put(x, indices, values, accumulate)
+    place = x.at[_index_tuple(indices)]
+    return place.add(values, mode="drop") if accumulate else place.set(values, mode="drop")
 
 
-lowers(aten._unsafe_index.Tensor, refuse=_refuse_boolean_index)(_index)
+@lowers(aten.put.default)
+def _put(ctx: Context, x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    flat = _index_put(ctx, x.ravel(), [index.ravel()], source.ravel(), accumulate)
+    return flat.reshape(x.shape)
+
+
+@lowers(aten.masked_scatter.default)
+def _masked_scatter(ctx: Context, x: Any, mask: Any, source: Any) -> Any:
+    position = jnp.cumsum(jnp.broadcast_to(mask, x.shape).ravel()) - 1
+    return jnp.where(mask, _rows(source.ravel(), position).reshape(x.shape), x)
 
 
 @lowers(aten.index_add.default)
@@ -140,6 +194,90 @@ def _index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, alpha: A
         return cast(x, wide) + source.reshape(())
     place = (slice(None),) * (dim % x.ndim) + (jnp.atleast_1d(index),)
     return cast(x, wide).at[place].add(source, mode="drop")
+
+
+_REDUCTIONS = {
+    "sum": "add",
+    "add": "add",
+    "mean": "add",
+    "prod": "multiply",
+    "multiply": "multiply",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _identity(method: str, dtype: Any) -> Any:
+    """The element that a reduction leaves everything else as it is with."""
+    if method in ("add", "multiply"):
+        return int(method == "multiply")
+    sign = -1 if method == "max" else 1
+    if is_floating(dtype):
+        return sign * jnp.inf
+    return jnp.iinfo(dtype).min if method == "max" else jnp.iinfo(dtype).max
+
+
+def _reduce_at(x: Any, place: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
+    method = _REDUCTIONS[reduce]
+    wide = opmath(x.dtype)
+    result = cast(x, wide)
+    if not include_self:
+        result = result.at[place].set(_identity(method, wide), mode="drop")
+    result = getattr(result.at[place], method)(cast(source, wide), mode="drop")
+    if reduce != "mean":
+        return result
+    count = jnp.full(x.shape, int(include_self), jnp.int64).at[place].add(1, mode="drop")
+    count = cast(jnp.maximum(count, 1), wide)
+    return result / count if is_floating(wide) else jnp.floor_divide(result, count)
+
+
+@lowers(aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce)
+def _scatter_reduce(
+    ctx: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, **settings: Any
+) -> Any:
+    row = jnp.atleast_1d(x)
+    index = jnp.atleast_1d(index)
+    if is_tensor(source):
+        source = jnp.atleast_1d(source)[tuple(slice(0, size) for size in index.shape)]
+    place = _scatter_indices(row, dim, index)
+    return _reduce_at(row, place, source, reduce, **settings).reshape(x.shape)
+
+
+@lowers(aten.index_reduce.default)
+def _index_reduce(
+    ctx: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, **settings: Any
+) -> Any:
+    row = jnp.atleast_1d(x)
+    place = (slice(None),) * (dim % row.ndim) + (jnp.atleast_1d(index),)
+    source = jnp.atleast_1d(source)
+    return _reduce_at(row, place, source, reduce, **settings).reshape(x.shape)
+
+
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def _searchsorted(
+    ctx: Context,
+    borders: Any,
+    values: Any,
+    *,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+    **_: Any,
+) -> Any:
+    if sorter is not None:
+        borders = jnp.take_along_axis(borders, sorter, axis=-1)
+    side = side or ("right" if right else "left")
+    search = functools.partial(jnp.searchsorted, side=side)
+    values = jnp.asarray(values)
+    if borders.ndim == 1:
+        return search(borders, values)
+    rows = borders.reshape(-1, borders.shape[-1]), values.reshape(-1, values.shape[-1])
+    return jax.vmap(search)(*rows).reshape(values.shape)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def _bucketize(ctx: Context, values: Any, borders: Any, *, right: bool = False, **_: Any) -> Any:
+    return jnp.searchsorted(borders, jnp.asarray(values), side="right" if right else "left")
 
 
 @lowers(aten.nll_loss_forward.default)

@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch import fx
 
+from ..passes import as_strided
 from ..registry import lowers, torch_mlir_lowers
 from ..trace import Context
-from ._shared import cast, numeric_view
+from ._shared import cast, numeric_view, opmath
 
 aten = torch.ops.aten
 
@@ -151,6 +153,25 @@ def _constant_pad_nd(ctx: Context, x: Any, pad: Sequence[int], value: Any = 0) -
     return jax.lax.pad(x, cast(value, x.dtype), config)
 
 
+def _replicate(x: Any, pad: Sequence[int]) -> Any:
+    for position in range(len(pad) // 2):
+        axis = x.ndim - 1 - position
+        size = x.shape[axis]
+        reach = jnp.arange(-pad[2 * position], size + pad[2 * position + 1])
+        x = jnp.take(x, jnp.clip(reach, 0, size - 1), axis=axis)
+    return x
+
+
+@lowers(
+    aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+)
+def _replication_pad_backward(ctx: Context, grad: Any, x: Any, pad: Sequence[int]) -> Any:
+    wide = opmath(x.dtype)
+    return jax.vjp(lambda x: _replicate(x, pad), cast(x, wide))[1](cast(grad, wide))[0]
+
+
 @lowers(aten.flip.default)
 def _flip(ctx: Context, x: Any, dims: Sequence[int]) -> Any:
     return jnp.flip(x, tuple(dim % x.ndim for dim in dims)) if dims and x.ndim else x
@@ -176,6 +197,46 @@ def _triu(ctx: Context, x: Any, diagonal: int = 0) -> Any:
 @lowers(aten.diagonal.default)
 def _diagonal(ctx: Context, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@lowers(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    ctx: Context, x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    steps = jnp.arange(source.shape[-1])
+    place = (..., steps + max(-offset, 0), steps + max(offset, 0))
+    return jnp.moveaxis(moved.at[place].set(cast(source, x.dtype)), (-2, -1), (dim1, dim2))
+
+
+@lowers(aten.unfold.default)
+def _unfold(ctx: Context, x: Any, dimension: int, size: int, step: int) -> Any:
+    if x.ndim == 0:
+        return jnp.broadcast_to(x, ctx.shape)
+    axis = dimension % x.ndim
+    start = jnp.arange(ctx.shape[axis])[:, None] * step
+    return jnp.moveaxis(jnp.take(x, start + jnp.arange(size), axis=axis), axis + 1, -1)
+
+
+def _refuse_strided(node: fx.Node) -> str | None:
+    """Only where the storage that strides walk over is the tensor itself."""
+    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    sizes, strides, *rest = node.args[1:]
+    offset = rest[0] if rest else node.kwargs.get("storage_offset")
+    steps = zip(sizes, strides, strict=True)  # type: ignore[arg-type]
+    last = (offset or 0) + sum((size - 1) * stride for size, stride in steps)
+    inside = x.is_contiguous() and (offset is None or x.storage_offset() == 0) and last < x.numel()
+    return None if inside else "strides over memory outside of the tensor"
+
+
+@lowers(aten.as_strided.default, as_strided, refuse=_refuse_strided)
+def _as_strided(
+    ctx: Context, x: Any, size: Any, stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    position = jnp.full(ctx.shape, storage_offset or 0, jnp.int64)
+    for axis, step in enumerate(stride):
+        position += step * jax.lax.broadcasted_iota(jnp.int64, ctx.shape, axis)
+    return jnp.take(x.ravel(), position)
 
 
 @lowers(aten.copy.default)

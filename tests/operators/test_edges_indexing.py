@@ -51,8 +51,8 @@ INDEXINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] 
     "slice and index": lambda x, i, j: x[1:, i, ::2],
     "three": lambda x, i, j: x[i, j, i],
     "four": lambda x, i, j: x[i, j, i, j],
-    "0-d": lambda x, i, j: x[i[0]],
-    "0-d and 1-d": lambda x, i, j: x[i[0], j],
+    "0-d": lambda x, i, j: torch.ops.aten.index(x, [i[0]]),
+    "0-d and 1-d": lambda x, i, j: torch.ops.aten.index(x, [i[0], j]),
     "list": lambda x, i, j: x[[0, -1, 0]],
     "int32": lambda x, i, j: x[i.int()],
     "matrix": lambda x, i, j: x[torch.stack([i, j])],
@@ -70,9 +70,9 @@ def test_advanced_indexing(name: str) -> None:
 ASSIGNMENTS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
     "one": lambda x, i, j: x.__setitem__(i, -1.0),
     "two": lambda x, i, j: x.__setitem__((i, j), 5.0),
-    "separated": lambda x, i, j: x.__setitem__((i, slice(None), j), x[0, 0, 0]),
+    "separated": lambda x, i, j: x.__setitem__((i, slice(None), j), x[0, 0, 0].clone()),
     "rows": lambda x, i, j: x.__setitem__((slice(None), i), x[:, :1]),
-    "accumulate": lambda x, i, j: x.index_put_((i, j), x[0, 0], accumulate=True),
+    "accumulate": lambda x, i, j: x.index_put_((i, j), x[0, 0] * 1, accumulate=True),
     "accumulate separated": lambda x, i, j: x.index_put_(
         (i, torch.zeros_like(i), j), torch.ones(4), accumulate=True
     ),
@@ -132,13 +132,13 @@ def test_gather_and_scatter() -> None:
             x.index_select(1, torch.tensor([4, 0, 0])),
             x.index_select(-2, torch.tensor([2])),
             x.take(i),
-            torch.take_along_dim(x, i[:, :1], 1) if False else x,
         ),
         x,
         index,
-        source,
+        source.detach(),
         grad=True,
     )
+    check(lambda x, i, s: x.scatter_add(0, i, s[:2, :3]), x, index, source, grad=True)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
