@@ -40,7 +40,7 @@ def lower(module: fx.GraphModule, *, capture_torch: bool = False) -> LoweredModu
             return splice(entry, node)
         except LoweringError:
             raise
-        except Exception as error:  # noqa: BLE001 - a lowering may raise anything while traced
+        except Exception as error:
             raise LoweringError(
                 f"{signature(node)}: its lowering failed: {type(error).__name__}: {error}",
                 node.name,

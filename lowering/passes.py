@@ -79,9 +79,12 @@ def absorb_transposes(graph: fx.Graph) -> None:
             continue
         if node.target in (aten.mm.default, aten.bmm.default):
             _to_gemm(graph, node, node.args[0], node.args[1], None)
-        elif node.target is aten.addmm.default and _argument(node, 3, "beta", 1) == 1:
-            if _argument(node, 4, "alpha", 1) == 1:
-                _to_gemm(graph, node, node.args[1], node.args[2], node.args[0])
+        elif node.target is aten.addmm.default and _unscaled(node):
+            _to_gemm(graph, node, node.args[1], node.args[2], node.args[0])
+
+
+def _unscaled(node: fx.Node) -> bool:
+    return bool(_argument(node, 3, "beta", 1) == _argument(node, 4, "alpha", 1) == 1)
 
 
 def _to_gemm(graph: fx.Graph, node: fx.Node, a: Any, b: Any, bias: Any) -> None:

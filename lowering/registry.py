@@ -44,11 +44,10 @@ class Lowering:
 _REGISTRY: dict[Any, Lowering] = {}
 #: Calls (see ``_call``) that Torch-MLIR or a lowering turned out to refuse in this process.
 _REFUSED: dict[str, str] = {}
-_version = 0
+_registered: list[Any] = []
 
 
 def _register(op: Any, **fields: Any) -> None:
-    global _version
     old = _REGISTRY.get(op, Lowering(op))
     for name, value in fields.items():
         if value not in (None, False) and getattr(old, name) not in (None, False):
@@ -56,7 +55,7 @@ def _register(op: Any, **fields: Any) -> None:
     _REGISTRY[op] = dataclasses.replace(
         old, **{k: v for k, v in fields.items() if v not in (None, False)}
     )
-    _version += 1
+    _registered.append(op)
 
 
 def lowers(
@@ -94,7 +93,7 @@ def registered() -> Iterator[Lowering]:
 
 def version() -> int:
     """A number that changes with every registration."""
-    return _version
+    return len(_registered)
 
 
 def node_tensors(node: fx.Node) -> Iterator[torch.Tensor]:

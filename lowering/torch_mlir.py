@@ -136,7 +136,7 @@ def lower_to_stablehlo(graph: fx.Graph, splicer: Splicer, capture_torch: bool) -
         importer.import_stateless_graph(graph, func_name="main")
     except LoweringError:
         raise
-    except Exception as error:  # noqa: BLE001 - the importer raises whatever it meets
+    except Exception as error:
         raise LoweringError(f"Torch-MLIR's importer refused the graph: {error}") from error
     module = importer.module
     phases["import"] = time.perf_counter() - started
@@ -201,7 +201,7 @@ def _refusal(pipeline: str, diagnostics: list[tuple[str, str]]) -> LoweringError
 def output_specs(graph: fx.Graph) -> tuple[TensorSpec, ...]:
     """The specs of a graph's results."""
     (results,) = graph.output_node().args
-    return tuple(TensorSpec.of(result_tensors(node)[0]) for node in results)  # type: ignore[union-attr]
+    return tuple(TensorSpec.of(result_tensors(node)[0]) for node in results)  # type: ignore[union-attr, arg-type]
 
 
 def input_specs(graph: fx.Graph) -> tuple[TensorSpec, ...]:

@@ -123,7 +123,7 @@ def splice(entry: Lowering, node: fx.Node) -> tuple[Splice, list[fx.Node]]:
     """
     operands = list(node.all_input_nodes)
     index = {operand: _Operand(i) for i, operand in enumerate(operands)}
-    args, kwargs = fx.map_arg((node.args, node.kwargs), index.__getitem__)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), index.__getitem__)  # type: ignore[arg-type]
     specs = tuple(TensorSpec.of(result_tensors(operand)[0]) for operand in operands)
     outputs = tuple(TensorSpec.of(tensor) for tensor in result_tensors(node))
     key = f"{node.target}|{args!r}|{kwargs!r}|{specs}|{outputs}|{_output_mask(node)}"

@@ -34,9 +34,7 @@ class _Support(OperatorSupportBase):
     def __init__(self, eager: Mapping[fx.Node, str]) -> None:
         self._eager = eager
 
-    def is_node_supported(
-        self, submodules: Mapping[str, torch.nn.Module], node: fx.Node
-    ) -> bool:
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
         return node.op == "call_function" and node not in self._eager
 
 
@@ -51,7 +49,9 @@ def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.N
             continue
         source = node.args[0] if node.target is operator.getitem else None
         reason = eager.get(source) if isinstance(source, fx.Node) else None
-        reason = reason or refused.get(node.name) or _why_without_asking(node) or why_unsupported(node)
+        reason = (
+            reason or refused.get(node.name) or _why_without_asking(node) or why_unsupported(node)
+        )
         if reason is not None:
             eager[node] = reason
     return eager
@@ -77,7 +77,5 @@ def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned
     )
     partitions = partitioner.propose_partitions()
     fused = partitioner.fuse_partitions(partitions)
-    names = tuple(
-        str(node.target) for node in fused.graph.find_nodes(op="call_module")
-    )
+    names = tuple(str(node.target) for node in fused.graph.find_nodes(op="call_module"))
     return Partitioned(fused, names, False, eager)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax  # noqa: F401 - first: it sets how much jaxlib logs
-import jaxlib.mlir.ir as ir
 import numpy as np
 import torch
 from jax._src import xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib import _jax, xla_client
+from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
+from jaxlib.mlir import ir
 
 from .types import PlatformError, RuntimeCompileError
 
@@ -74,9 +74,7 @@ def parse_module(stablehlo: str) -> Any:
         return ir.Module.parse(stablehlo)
 
 
-def compile_module(
-    module: Any, platform: str, xla_options: Sequence[tuple[str, Any]]
-) -> Any:
+def compile_module(module: Any, platform: str, xla_options: Sequence[tuple[str, Any]]) -> Any:
     """Compile a StableHLO module and load it on the platform's first device.
 
     Raises:
@@ -91,9 +89,7 @@ def compile_module(
     options.env_option_overrides = list(xla_options)
     try:
         with module.context:
-            return client(platform).compile_and_load(
-                module, _jax.DeviceList((target,)), options
-            )
+            return client(platform).compile_and_load(module, _jax.DeviceList((target,)), options)
     except (_jax.JaxRuntimeError, ir.MLIRError, TypeError) as error:
         raise RuntimeCompileError(f"XLA ({platform}) refused the module: {error}") from error
 

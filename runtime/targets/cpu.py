@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import jaxlib.mlir.ir as ir
+from jaxlib.mlir import ir
 
 from ..types import CompilerOptions
 from . import ffi

@@ -34,7 +34,7 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """A call site: kernel name, ``(MLIR element type, shape)`` of operands and results, settings."""
+    """A call site: the kernel's name, element type and shape of operands and results, settings."""
 
     kernel: str
     operands: tuple[tuple[str, tuple[int, ...]], ...]
