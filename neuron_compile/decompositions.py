@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
 
 from .lowering.registry import lookup, version
+from .torch_internals import core_decompositions
 
 aten = torch.ops.aten
 
@@ -32,5 +32,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=2)
 def _table(registry_version: int) -> dict[Any, Callable[..., Any]]:
-    table = {**get_decompositions(_MORE), **core_aten_decompositions()}
+    table = core_decompositions(_MORE)
     return {op: function for op, function in table.items() if lookup(op) is None}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -40,6 +41,15 @@ def aot_compile(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions,
     )(module, example_inputs)
+
+
+def core_decompositions(more: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
+    """Core ATen's decompositions and those of the operators in ``more``.
+
+    The public table also imports ``torch.export`` to add operators that autograd decomposes
+    anyway, which costs a fresh process half a second.
+    """
+    return {**get_decompositions(more), **_core_aten_decompositions_post_autograd()}
 
 
 def static_input_indices() -> frozenset[int]:

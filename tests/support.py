@@ -85,9 +85,7 @@ def layout(tensor: torch.Tensor) -> tuple[int, ...]:
     if tensor.numel() == 0:
         return ()
     return tuple(
-        stride
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        if size > 1
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
     )
 
 
@@ -139,8 +137,10 @@ def _backward(results: Any) -> None:
 
 
 def _ramp(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64).to(tensor.dtype).reshape(
-        tensor.shape
+    return (
+        torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64)
+        .to(tensor.dtype)
+        .reshape(tensor.shape)
     )
 
 

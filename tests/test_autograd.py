@@ -39,8 +39,12 @@ def test_an_input_cut_off_by_detach_has_no_gradient() -> None:
 
 
 def test_results_with_and_without_grad() -> None:
-    check(lambda x, y: (x * 2, y * 2, x.detach() + 1, x.argmax()), leaf(3), torch.randn(3),
-          backward=True)
+    check(
+        lambda x, y: (x * 2, y * 2, x.detach() + 1, x.argmax()),
+        leaf(3),
+        torch.randn(3),
+        backward=True,
+    )
 
 
 def test_an_undefined_gradient_of_one_result() -> None:
@@ -532,5 +536,3 @@ def test_unaligned_parameters_updated_in_place() -> None:
             module.flat[3:15].sub_(0.1 * module.weight.grad.flatten())
             module.flat.add_(0.01)
         equal_modules(model, eager)
-
-

@@ -145,9 +145,18 @@ def test_scalars_with_gradients() -> None:
 @pytest.mark.parametrize(
     "dtype",
     [
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.float16, torch.bfloat16, torch.float32, torch.float64,
-        torch.complex64, torch.complex128,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
     ],
 )
 def test_every_dtype_crosses_the_boundary(dtype: torch.dtype) -> None:
@@ -292,8 +301,11 @@ def test_channels_last_convolution() -> None:
 
 
 def test_channels_last_elementwise() -> None:
-    check(lambda x, y: (x + 1, x * y, x.to(memory_format=torch.contiguous_format)),
-          channels_last(2, 3, 4, 4), torch.randn(2, 3, 4, 4))
+    check(
+        lambda x, y: (x + 1, x * y, x.to(memory_format=torch.contiguous_format)),
+        channels_last(2, 3, 4, 4),
+        torch.randn(2, 3, 4, 4),
+    )
 
 
 # ------------------------------------------------------------------------------- random numbers

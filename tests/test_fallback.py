@@ -235,9 +235,7 @@ def refuse(
 
 
 @pytest.mark.parametrize("located", [True, False], ids=["located", "unlocated"])
-def test_a_refused_operator_goes_to_eager(
-    monkeypatch: pytest.MonkeyPatch, located: bool
-) -> None:
+def test_a_refused_operator_goes_to_eager(monkeypatch: pytest.MonkeyPatch, located: bool) -> None:
     refusals = refuse(monkeypatch, aten.sin.default, located=located)
     with pytest.warns(FallbackWarning, match="refused in a test"):
         check(lambda x: (x * 2).sin().exp() + 1, torch.randn(3))
@@ -264,9 +262,7 @@ def test_several_refused_operators(monkeypatch: pytest.MonkeyPatch, located: boo
     with pytest.warns(FallbackWarning):
         check(function, torch.randn(3))
     eager = {name for graph in neuron_compile.report().graphs for name in eager_names(graph)}
-    assert eager == {
-        "neuron_tests.scaled_add.default", "aten.sin.default", "aten.cos.default"
-    }
+    assert eager == {"neuron_tests.scaled_add.default", "aten.sin.default", "aten.cos.default"}
 
 
 def eager_names(graph: neuron_compile.records.GraphRecord) -> list[str]:

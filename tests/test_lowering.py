@@ -195,9 +195,7 @@ def test_random_operators_get_streams_of_one_seed() -> None:
     assert seed_random_operators(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     assert placeholders[-1].name == "rng_seed"
-    streams = [
-        node.kwargs["__stream"] for node in module.graph.nodes if "__seed" in node.kwargs
-    ]
+    streams = [node.kwargs["__stream"] for node in module.graph.nodes if "__seed" in node.kwargs]
     assert streams == [0, 1]
     assert not seed_random_operators(traced(torch.sin, torch.randn(3)))
 
@@ -208,7 +206,7 @@ def test_random_operators_get_streams_of_one_seed() -> None:
 def test_constants_follow_the_arguments_and_the_seed_is_last() -> None:
     table = torch.randn(3)
     module = traced(lambda x, held: torch.rand_like(x) * held + x, torch.randn(3), table)
-    module.table = table
+    module.register_buffer("table", table)
     _, argument = module.graph.find_nodes(op="placeholder")
     with module.graph.inserting_before(argument):
         held = module.graph.get_attr("table")
