@@ -1,4 +1,4 @@
-"""What the device cannot run: where it runs instead, what is reported, and what strict mode says."""
+"""What the device cannot run: where it runs instead, what is reported, what strict mode says."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from neuron_compile.lowering import LoweringError, lower, registry
+from neuron_compile.runtime import RuntimeCompileError
 from torch import fx, nn
 
 import neuron_compile
 from neuron_compile import FallbackWarning, UnsupportedError, graph_compiler
-from neuron_compile.lowering import LoweringError, lower, registry
-from neuron_compile.runtime import RuntimeCompileError
 
 from .support import check, equal, neuron
 
@@ -203,7 +203,7 @@ def test_after_a_strict_failure_the_next_call_works() -> None:
 
 def test_strict_mode_covers_what_a_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, aten.sin.default, located=True)
-    with pytest.raises(Exception, match="aten.sin.default") as caught:
+    with pytest.raises(Exception, match=r"aten\.sin\.default") as caught:
         neuron(lambda x: x.sin() + 1, mode="strict")(torch.randn(3))
     assert "refused in a test" in str(caught.value)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
+import torch
 
 import neuron_compile
 
@@ -37,13 +40,6 @@ def test_every_way_to_choose_the_backend(way: str) -> None:
     """)
 
 
-def test_backend_is_listed() -> None:
-    in_fresh_interpreter("""
-        import torch
-        assert "neuron" in torch._dynamo.list_backends()
-    """)
-
-
 def test_import_is_light() -> None:
     in_fresh_interpreter("""
         import sys
@@ -61,11 +57,11 @@ def test_public_names_exist() -> None:
 
 
 def test_version_is_the_packages() -> None:
-    in_fresh_interpreter("""
-        import importlib.metadata
-        import neuron_compile
-        assert importlib.metadata.version("neuron-compile") == neuron_compile.__version__
-    """)
+    assert importlib.metadata.version("neuron-compile") == neuron_compile.__version__
+
+
+def test_the_backend_is_listed() -> None:
+    assert "neuron" in torch._dynamo.list_backends()
 
 
 def test_the_users_jax_keeps_its_settings() -> None:

@@ -77,6 +77,24 @@ def is_floating(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+def is_nan(x: Any) -> Any:
+    """Which elements are NaN (no integer is)."""
+    return jnp.isnan(x) if is_floating(x.dtype) else jnp.zeros_like(x, bool)
+
+
+def nan_first(find: Callable[..., Any]) -> Callable[[Any, int], Any]:
+    """Make ``argmax`` or ``argmin`` take the first NaN before an extremum, as ATen does."""
+
+    def lowered(x: Any, axis: int) -> Any:
+        found = find(x, axis=axis)
+        if not is_floating(x.dtype):
+            return found
+        nan = jnp.isnan(x)
+        return jnp.where(jnp.any(nan, axis=axis), jnp.argmax(nan, axis=axis), found)
+
+    return lowered
+
+
 def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lift a function over arrays: operands go to the result's dtype and broadcast.
 

@@ -16,9 +16,7 @@ from ._shared import cast, opmath
 aten = torch.ops.aten
 
 
-def _scores(
-    query: Any, key: Any, mask: Any, is_causal: bool, scale: float
-) -> Any:
+def _scores(query: Any, key: Any, mask: Any, is_causal: bool, scale: float) -> Any:
     """``[B, H, L, S]`` logits in opmath precision, masked."""
     wide = opmath(query.dtype)
     scores = jnp.einsum("bhld,bhsd->bhls", cast(query, wide), cast(key, wide)) * scale

@@ -82,14 +82,10 @@ def _progression(ctx: Context, start: Any, step: Any) -> Any:
     return jnp.asarray(start, wide) + jnp.asarray(step, wide) * jnp.arange(length, dtype=wide)
 
 
-@lowers(aten.eye.default)
+@lowers(aten.eye.default, aten.eye.m)
 def _eye(ctx: Context, *_: Any, **__: Any) -> Any:
-    return jnp.eye(*ctx.shape, dtype=ctx.dtype)
-
-
-@lowers(aten.eye.m)
-def _eye_m(ctx: Context, *_: Any, **__: Any) -> Any:
-    return jnp.eye(*ctx.shape, dtype=ctx.dtype)
+    rows, columns = ctx.shape
+    return jnp.eye(rows, columns, dtype=ctx.dtype)
 
 
 @lowers(aten.linspace.default)

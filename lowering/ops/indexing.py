@@ -120,13 +120,14 @@ def _refuse_boolean_assignment(node: fx.Node) -> str | None:
     """A mask alone is a selection, if each value goes to all that the mask selects."""
     if not _boolean_indices(node):
         return None
-    x, indices, values = node.args[:3]
-    masks = [index for index in indices if index is not None]  # type: ignore[union-attr]
+    arguments: Any = node.args
+    x, indices, values = arguments[:3]
+    masks = [index for index in indices if index is not None]
     mask = masks[0].meta["val"]
     if len(masks) > 1 or mask.dtype is not torch.bool:
         return _DYNAMIC
-    trailing = _trailing(x.meta["val"], mask, indices)  # type: ignore[union-attr]
-    shape = values.meta["val"].shape  # type: ignore[union-attr]
+    trailing = _trailing(x.meta["val"], mask, indices)
+    shape = values.meta["val"].shape
     return None if len(shape) <= trailing or shape[-1 - trailing] == 1 else _DYNAMIC
 
 
@@ -160,9 +161,7 @@ def _index(ctx: Context, x: Any, indices: Sequence[Any]) -> Any:
     return x.at[_index_tuple(indices)].get(mode="clip", wrap_negative_indices=True)
 
 
-@lowers(
-    aten.index_put.default, aten._unsafe_index_put.default, refuse=_refuse_boolean_assignment
-)
+@lowers(aten.index_put.default, aten._unsafe_index_put.default, refuse=_refuse_boolean_assignment)
 def _index_put(
     ctx: Context, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
 ) -> Any:

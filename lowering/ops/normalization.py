@@ -206,9 +206,9 @@ def _native_group_norm(
     x: Any,
     weight: Any,
     bias: Any,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     eps: float,
 ) -> tuple[Any, Any, Any]:

@@ -330,7 +330,7 @@ def _masked_fill(ctx: Context, x: Any, mask: Any, value: Any) -> Any:
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor, aten.hardtanh.default)
-def _clamp(ctx: Context, x: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+def _clamp(ctx: Context, x: Any, min: Any = None, max: Any = None) -> Any:
     x = cast(x, ctx.dtype)
     # maximum and minimum propagate NaN from either operand, as clamp does.
     if min is not None:
@@ -396,9 +396,7 @@ def _silu_backward(ctx: Context, grad: Any, x: Any) -> Any:
 
 
 @lowers(aten.elu.default)
-def _elu(
-    ctx: Context, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
-) -> Any:
+def _elu(ctx: Context, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
     x = cast(x, opmath(ctx.dtype))
     return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
 
@@ -430,16 +428,6 @@ def _leaky_relu(ctx: Context, x: Any, negative_slope: Any = 0.01) -> Any:
     return jnp.where(x > 0, x, x * cast(negative_slope, x.dtype))
 
 
-@lowers(aten._to_copy.default, refuse=lambda node: _refuse_to_copy(node))
-def _to_copy(ctx: Context, x: Any, **_: Any) -> Any:
-    return cast(x, ctx.dtype)
-
-
-@lowers(prims.convert_element_type.default)
-def _convert_element_type(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
-    return cast(x, to_jax(dtype))
-
-
 def _refuse_to_copy(node: fx.Node) -> str | None:
     layout, device = node.kwargs.get("layout"), node.kwargs.get("device")
     if layout not in (None, torch.strided):
@@ -447,6 +435,16 @@ def _refuse_to_copy(node: fx.Node) -> str | None:
     if device is not None and torch.device(device).type != "cpu":  # type: ignore[arg-type]
         return f"a copy to device {device}"
     return None
+
+
+@lowers(aten._to_copy.default, refuse=_refuse_to_copy)
+def _to_copy(ctx: Context, x: Any, **_: Any) -> Any:
+    return cast(x, ctx.dtype)
+
+
+@lowers(prims.convert_element_type.default)
+def _convert_element_type(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
+    return cast(x, to_jax(dtype))
 
 
 @lowers(aten.addcmul.default)
@@ -473,7 +471,7 @@ def _lerp(ctx: Context, start: Any, end: Any, weight: Any) -> Any:
 
 def _plain_alpha(node: fx.Node) -> bool:
     alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
-    return alpha == 1 and same_full_float(node) and not _has_complex_number(node)
+    return bool(alpha == 1) and same_full_float(node) and not _has_complex_number(node)
 
 
 def _has_complex_number(node: fx.Node) -> bool:
@@ -513,4 +511,3 @@ def _same_values(node: fx.Node) -> bool:
 
 
 torch_mlir_lowers(aten.where.self, when=_same_values)
-

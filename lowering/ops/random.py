@@ -64,16 +64,12 @@ def _native_dropout_backward(ctx: Context, grad: Any, mask: Any, scale: float) -
     return cast(grad, opmath(grad.dtype)) * mask * scale
 
 
-@lowers(
-    aten.rand.default, aten.rand_like.default, random=True, refuse=_refuse_generator
-)
+@lowers(aten.rand.default, aten.rand_like.default, random=True, refuse=_refuse_generator)
 def _rand(ctx: Context, *_: Any, **__: Any) -> Any:
     return _uniform(ctx, ctx.shape)
 
 
-@lowers(
-    aten.randn.default, aten.randn_like.default, random=True, refuse=_refuse_generator
-)
+@lowers(aten.randn.default, aten.randn_like.default, random=True, refuse=_refuse_generator)
 def _randn(ctx: Context, *_: Any, **__: Any) -> Any:
     return _normal(ctx, ctx.shape)
 

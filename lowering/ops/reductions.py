@@ -12,7 +12,7 @@ from torch import fx
 
 from ..registry import lowers, result_tensors, torch_mlir_lowers
 from ..trace import Context
-from ._shared import canonical_dims, cast, is_floating, opmath, same_full_float
+from ._shared import canonical_dims, cast, is_nan, nan_first, opmath, same_full_float
 
 aten = torch.ops.aten
 
@@ -62,24 +62,7 @@ lowers(aten.max.default)(lambda ctx, x: jnp.max(x))
 lowers(aten.min.default)(lambda ctx, x: jnp.min(x))
 
 
-def _is_nan(x: Any) -> Any:
-    return jnp.isnan(x) if is_floating(x.dtype) else jnp.zeros_like(x, bool)
-
-
-def _nan_first(compare: Callable[..., Any]) -> Callable[..., Any]:
-    """``argmax`` that takes the first NaN, then the first extremum, as ATen does."""
-
-    def lowered(x: Any, axis: int) -> Any:
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            is_nan = jnp.isnan(x)
-            first_nan = jnp.argmax(is_nan, axis=axis)
-            return jnp.where(jnp.any(is_nan, axis=axis), first_nan, compare(x, axis=axis))
-        return compare(x, axis=axis)
-
-    return lowered
-
-
-_argmax, _argmin = _nan_first(jnp.argmax), _nan_first(jnp.argmin)
+_argmax, _argmin = nan_first(jnp.argmax), nan_first(jnp.argmin)
 
 
 def _with_indices(argument: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +104,6 @@ def _variance(x: Any, dims: tuple[int, ...], correction: float, keepdim: bool) -
     divisor = max(count - correction, 0)
     variance = square / jnp.asarray(divisor, square.dtype)
     return variance, mean if keepdim else jnp.squeeze(mean, dims)
-
 
 
 @lowers(aten.var.correction)
@@ -190,8 +172,8 @@ def _running_extremum(wins: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
     def combine(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
         (a, i), (b, j) = left, right
-        later = wins(b, a) | _is_nan(b)
-        later &= ~_is_nan(a) | _is_nan(b)
+        later = wins(b, a) | is_nan(b)
+        later &= ~is_nan(a) | is_nan(b)
         return jnp.where(later, b, a), jnp.where(later, j, i)
 
     def lowered(ctx: Context, x: Any, dim: int) -> tuple[Any, Any]:
@@ -289,7 +271,7 @@ def _topk(
     k: int,
     dim: int = -1,
     largest: bool = True,
-    sorted: bool = True,  # noqa: A002
+    sorted: bool = True,
 ) -> tuple[Any, Any]:
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
@@ -318,9 +300,11 @@ def _kthvalue(
 
 def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Any, Any]:
     """The lower median. A NaN, which sorts last, is itself the median unless it is skipped."""
-    nan = jnp.sum(_is_nan(x), axis=dim, keepdims=True)
-    size = x.shape[dim]
-    position = (size - nan - 1) // 2 if skip_nan else jnp.where(nan > 0, size - nan, (size - 1) // 2)
+    nan = jnp.sum(is_nan(x), axis=dim, keepdims=True)
+    valid = x.shape[dim] - nan
+    position = (valid - 1) // 2
+    if not skip_nan:
+        position = jnp.where(nan > 0, valid, position)
     return _order_statistic(x, dim, jnp.maximum(position, 0), keepdim)
 
 

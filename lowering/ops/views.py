@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..passes import as_strided
-from ..registry import lowers, torch_mlir_lowers
+from ..registry import lowers, node_tensors, torch_mlir_lowers
 from ..trace import Context
 from ._shared import cast, numeric_view, opmath
 
@@ -46,9 +46,21 @@ def _reshape(ctx: Context, x: Any, *_: Any) -> Any:
     return jnp.reshape(x, ctx.shape)
 
 
-@lowers(aten.view.dtype)
+def _refuse_bits(node: fx.Node) -> str | None:
+    if any(tensor.dtype.is_complex for tensor in node_tensors(node)):
+        return "complex numbers seen as another dtype"
+    return None
+
+
+@lowers(aten.view.dtype, refuse=_refuse_bits)
 def _view_dtype(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
-    return jax.lax.bitcast_convert_type(x, ctx.dtype).reshape(ctx.shape)
+    # A boolean is a byte to torch and a bit to XLA.
+    x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    target = jnp.dtype(jnp.uint8 if ctx.dtype == jnp.bool_ else ctx.dtype)
+    if target.itemsize > x.dtype.itemsize:
+        x = x.reshape(*x.shape[:-1], -1, target.itemsize // x.dtype.itemsize)
+    bits = jax.lax.bitcast_convert_type(x, target).reshape(ctx.shape)
+    return bits != 0 if ctx.dtype == jnp.bool_ else bits
 
 
 @lowers(aten.expand.default)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import neuron_compile
 import torch
 from torch.utils import _pytree as pytree
+
+import neuron_compile
 
 #: Relative and absolute tolerance for each dtype; others must be equal.
 TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
@@ -57,9 +58,7 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     """The strides that matter: those of dimensions with more than one element."""
     if tensor.numel() == 0:
         return []
-    return [
-        stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
-    ]
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def gradients(outputs: Any, inputs: Any) -> Sequence[torch.Tensor | None]:
@@ -77,10 +76,26 @@ def gradients(outputs: Any, inputs: Any) -> Sequence[torch.Tensor | None]:
     if not results or not sources:
         return ()
     generator = torch.Generator().manual_seed(0)
-    seeds = [
-        torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in results
-    ]
+    seeds = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in results]
     return torch.autograd.grad(results, sources, seeds, allow_unused=True)
+
+
+def check_on_device(
+    function: Callable[..., Any],
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    use: Callable[[Any], Any] = lambda result: result,
+) -> Any:
+    """What ``use`` makes of the result of the compiled function; nothing may run in eager."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        function, backend="neuron", fullgraph=True, dynamic=False, options=dict(options or {})
+    )
+    neuron_compile.reset_report()
+    result = use(compiled(*args))
+    report = neuron_compile.report()
+    assert report.operators_in_fallback == 0, dict(report.fallback_reasons)
+    return result
 
 
 def check(
@@ -94,18 +109,15 @@ def check(
 
     Every operator must run on the device. ``scale`` widens the tolerances.
     """
-    torch._dynamo.reset()
     expected_args, actual_args = copied(args), copied(args)
     expected = function(*expected_args)
     expected_gradients = gradients(expected, expected_args) if grad else ()
-    compiled = torch.compile(
-        function, backend="neuron", fullgraph=True, dynamic=False, options=dict(options or {})
+    actual, actual_gradients = check_on_device(
+        function,
+        *actual_args,
+        options=options,
+        use=lambda result: (result, gradients(result, actual_args) if grad else ()),
     )
-    neuron_compile.reset_report()
-    actual = compiled(*actual_args)
-    actual_gradients = gradients(actual, actual_args) if grad else ()
-    report = neuron_compile.report()
-    assert report.operators_in_fallback == 0, dict(report.fallback_reasons)
     assert_same(actual, expected, "result", scale)
     assert_same(actual_gradients, expected_gradients, "gradient", scale)
     assert_same(actual_args, expected_args, "argument", scale)
