@@ -31,9 +31,8 @@ class Boundary:
 def dense_permutation(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The order of dimensions in which a dense tensor is contiguous, or ``None`` if it is not
     dense (it has gaps, overlaps or broadcast dimensions)."""
-    order = sorted(
-        range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), tensor.shape[dim] == 1)
-    )
+    shape, stride = tensor.shape, tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-stride[dim], shape[dim] == 1))
     return tuple(order) if tensor.permute(order).is_contiguous() else None
 
 
@@ -68,7 +67,7 @@ def bound(module: fx.GraphModule, static: frozenset[int]) -> Boundary:
 
 def hoist_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     """Turn tensors that the graph holds into placeholders: the IR holds no data."""
-    constants = []
+    constants: list[torch.Tensor] = []
     placeholders = module.graph.find_nodes(op="placeholder")
     last = placeholders[-1] if placeholders else None
     for node in module.graph.find_nodes(op="get_attr"):

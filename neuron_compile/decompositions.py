@@ -24,6 +24,11 @@ _MORE = (
     aten.upsample_nearest2d,
 )
 
+# Operators that equal a composite one, which is traced through.
+_COMPOSITES: dict[Any, Callable[..., Any]] = {
+    aten._weight_norm_interface_backward.default: aten._weight_norm_differentiable_backward.default
+}
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for AOT Autograd."""
@@ -32,5 +37,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=2)
 def _table(registry_version: int) -> dict[Any, Callable[..., Any]]:
-    table = core_decompositions(_MORE)
+    table = {**core_decompositions(_MORE), **_COMPOSITES}
     return {op: function for op, function in table.items() if lookup(op) is None}

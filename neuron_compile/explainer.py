@@ -112,7 +112,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     settings = dataclasses.replace(resolve(), fullgraph_on_device=False)
     started = time.perf_counter()
     # The entries of this backend must not use up Dynamo's limit for the function.
-    compiled = torch.compile(function, backend=backend, isolate_recompiles=True)
+    compiled = torch.compile(  # type: ignore[call-overload]  # the stubs lack the last
+        function, backend=backend, isolate_recompiles=True
+    )
     with collecting() as collected:
         result = compiled(*args, **kwargs)
         _differentiate(function, result, args, kwargs)
@@ -120,8 +122,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     seconds: collections.Counter[str] = collections.Counter()
     for graph in collected:
         seconds.update(graph.seconds)
-    seconds["dynamo"] = max(total - sum(seconds.values()), 0.0)
-    return Explanation(tuple(collected), graphs, tuple(breaks), dict(seconds))
+    spent = {**seconds, "dynamo": max(total - sum(seconds.values()), 0.0)}
+    return Explanation(tuple(collected), graphs, tuple(breaks), spent)
 
 
 def _frame(stack: Sequence[Any]) -> str:

@@ -42,7 +42,7 @@ def install() -> None:
         torch._logging._internal.register_log("neuron", "neuron_compile")
     for name, description in ARTIFACTS.items():
         torch._logging._internal.register_artifact(name, description, off_by_default=True)
-        _artifacts[name] = torch._logging.getArtifactLogger("neuron_compile.artifacts", name)
+        _artifacts[name] = _internal.getArtifactLogger("neuron_compile.artifacts", name)
     wanted = os.environ.get(ENVIRONMENT)
     if wanted:
         _apply(wanted)

@@ -103,8 +103,7 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "xla_options": _flags,
 }
 
-_ENVIRONMENT = ("platform", "fullgraph_on_device", "vendor_kernels", "dump_dir")
-_ENVIRONMENT += ("max_specializations",)
+_ENVIRONMENT = tuple(name for name in _VALIDATORS if name != "xla_options")
 
 
 def resolve(

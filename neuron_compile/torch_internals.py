@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -1,6 +1,6 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
-from .executor import Executor, taker
+from .executor import Executor, results_plan
 from .neff import Neff, compile_stablehlo
 from .pjrt import open_platform, platforms
 from .types import (
@@ -26,5 +26,5 @@ __all__ = [
     "compile_stablehlo",
     "open_platform",
     "platforms",
-    "taker",
+    "results_plan",
 ]

@@ -12,7 +12,7 @@ from .neff import Neff
 from .types import ArgumentSpec, ResultSpec, Signature, View
 
 # Makes a tensor over another's storage, as Inductor's results are made: not a view to autograd.
-_reinterpret = torch._C._dynamo.guards._reinterpret_tensor
+_reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 class Executor:
@@ -39,7 +39,7 @@ class Executor:
         self._shared = pjrt.shared_memory(platform)
         self._loaders = [self._loader(spec) for spec in signature.arguments]
         self._constants = [self._import(_aligned(tensor)) for tensor in constants]
-        self._takers = [taker(spec) for spec in signature.results]
+        self._results = results_plan(signature.results)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run once. ``args`` are the tensors of ``signature.arguments``."""
@@ -49,7 +49,7 @@ class Executor:
             buffers.append(self._import(draw_seed()))
         shards = self._execute(buffers).disassemble_into_single_device_arrays()
         outputs = [self._export(shard[0]) for shard in shards]
-        return [take(args, outputs) for take in self._takers]
+        return self._results(args, outputs)
 
     def _loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
         if spec.static and self._shared and spec.dense:
@@ -96,7 +96,31 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def taker(spec: ResultSpec) -> Callable[[list[Any], list[torch.Tensor]], Any]:
+Taker = Callable[[list[Any], list[torch.Tensor]], Any]
+
+
+def results_plan(specs: Sequence[ResultSpec]) -> Taker:
+    """A function from a graph's arguments and its executable's results to its own results.
+
+    A tensor that is named twice is one object, as in ATen: by its references, autograd sees that
+    it may not become the gradient of two leaves.
+    """
+    keys = [spec if spec.kind in ("tensor", "input") else index for index, spec in enumerate(specs)]
+    takers = {key: _taker(spec) for key, spec in zip(keys, specs, strict=True)}
+    distinct = list(takers.values())
+    if len(distinct) == len(keys):
+        return lambda args, outputs: [take(args, outputs) for take in distinct]
+    positions = {key: position for position, key in enumerate(takers)}
+    order = [positions[key] for key in keys]
+
+    def run(args: list[Any], outputs: list[torch.Tensor]) -> list[Any]:
+        taken = [take(args, outputs) for take in distinct]
+        return [taken[position] for position in order]
+
+    return run
+
+
+def _taker(spec: ResultSpec) -> Taker:
     """A function from a graph's arguments and its executable's results to one of its results."""
     index, view = spec.index, spec.view
     if spec.kind == "tensor":

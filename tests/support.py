@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 #: Warnings of Dynamo's own doing, which it turns into errors where warnings are errors.
 IGNORE_TORCH = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf",
+    "ignore:.*torch.jit.script_method. is deprecated",
     "ignore:.*should not be instantiated. Methods on autograd functions",
 )
 

@@ -103,6 +103,8 @@ def test_compiled_autograd() -> None:
 # -------------------------------------------------------------------------- modules and optimizers
 
 
+@IGNORE_TORCH
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
 @pytest.mark.parametrize(
     "make",
     [
@@ -123,6 +125,16 @@ def test_a_compiled_optimizer(make: Callable[[Any], torch.optim.Optimizer]) -> N
             module(x).square().sum().backward()
             step()
         equal_modules(model, eager)
+
+
+@IGNORE_TORCH
+@pytest.mark.xfail(strict=True, reason="prims.fma (of addcmul) has no lowering")
+def test_a_compiled_adamw_is_whole() -> None:
+    model = nn.Linear(3, 2)
+    model(torch.randn(4, 3)).sum().backward()
+    step = neuron(torch.optim.AdamW(model.parameters(), 0.01, foreach=False).step)
+    step()
+    assert neuron_compile.report().operators_in_fallback == 0
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -113,6 +113,21 @@ def test_in_place_on_a_differentiable_result(name: str) -> None:
         equal(run(compiled), run(IN_PLACE[name]))
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_gradients_of_two_leaves_do_not_share_memory(layout: str) -> None:
+    def make() -> torch.Tensor:
+        x = torch.randn(2, 3, 4, 4)
+        return x.to(memory_format=torch.channels_last) if layout == "channels_last" else x
+
+    compiled = neuron(lambda x, y, w: (x + y) * w)
+    for _ in range(2):
+        x, y, w = make().requires_grad_(), make().requires_grad_(), make()
+        compiled(x, y, w).backward(make())
+        kept = x.grad.clone()
+        y.grad.zero_()
+        equal(x.grad, kept)
+
+
 def test_results_outlive_everything() -> None:
     def make() -> torch.Tensor:
         compiled = neuron(lambda x: (x * 2).t())

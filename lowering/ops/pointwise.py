@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +36,10 @@ def _sign(x: Any) -> Any:
     if x.dtype in (jnp.bool_, jnp.uint8):
         return (x != 0).astype(x.dtype)
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
+def _digamma(x: Any) -> Any:
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), jax.lax.digamma(x))
 
 
 _UNARY: dict[Any, Callable[[Any], Any]] = {
@@ -81,11 +84,10 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.angle.default: lambda x: jnp.where(jnp.isnan(x), x, jnp.angle(x)),
     aten.conj_physical.default: jnp.conj,
     aten._conj_physical.default: jnp.conj,
-    aten.digamma.default: jax.lax.digamma,
+    aten.digamma.default: _digamma,
     aten.erfinv.default: jax.lax.erf_inv,
     aten.i0.default: special.i0,
     aten.lgamma.default: jax.lax.lgamma,
-    aten.special_erfcx.default: special.erfcx,
     aten.special_i0e.default: special.i0e,
     aten.special_i1.default: special.i1,
     aten.special_i1e.default: special.i1e,
@@ -197,7 +199,6 @@ lowers(aten.mul.Tensor, aten.mul.Scalar)(arithmetic(jnp.multiply))
 
 _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     aten.atan2.default: jnp.arctan2,
-    aten.complex.default: jax.lax.complex,
     aten.copysign.Scalar: jnp.copysign,
     aten.copysign.Tensor: jnp.copysign,
     aten.fmax.default: jnp.fmax,
@@ -211,7 +212,6 @@ _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     aten.maximum.default: jnp.maximum,
     aten.minimum.default: jnp.minimum,
     aten.nextafter.default: jnp.nextafter,
-    aten.special_zeta.default: special.zeta,
 }
 for _op, _binary in _BINARY.items():
     lowers(_op)(pointwise(_binary))
@@ -219,16 +219,12 @@ for _op, _binary in _BINARY.items():
 
 @lowers(aten.polar.default)
 def _polar(ctx: Context, radius: Any, angle: Any) -> Any:
-    return jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+    return _complex(ctx, radius * jnp.cos(angle), radius * jnp.sin(angle))
 
 
-@lowers(aten.polygamma.default)
-def _polygamma(ctx: Context, n: int, x: Any) -> Any:
-    x = cast(x, opmath(ctx.dtype))
-    if n == 0:
-        return jax.lax.digamma(x)
-    sign = 1 if n % 2 else -1
-    return sign * math.factorial(n) * special.zeta(jnp.asarray(n + 1, x.dtype), x)
+@lowers(aten.complex.default)
+def _complex(ctx: Context, real: Any, imaginary: Any) -> Any:
+    return jax.lax.complex(*jnp.broadcast_arrays(real, imaginary))
 
 
 @lowers(aten.frexp.Tensor)
