@@ -199,7 +199,7 @@ class _Results:
         view = self._sources.view(item, base) if base is not item else None
         if view is not None and base in positions:
             return ResultSpec("input", positions[base], view=view)
-        if view is not None and shared[base] > 1:
+        if view is not None and (shared[base] > 1 or _overlaps(item.meta["val"])):
             return dataclasses.replace(self._produce(base), permutation=None, view=view)
         return self._produce(item)
 
@@ -209,6 +209,17 @@ class _Results:
                 tensor, self._produced[node] = _bind_tensor(self._graph, node, len(self.tensors))
             self.tensors.append(tensor)
         return self._produced[node]
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether elements share memory otherwise than along broadcast dimensions (``unfold``)."""
+    reach = 0
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if stride > 0 and size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def _bind_tensor(graph: fx.Graph, node: fx.Node, index: int) -> tuple[fx.Node, ResultSpec]:
@@ -226,6 +237,6 @@ def _bind_tensor(graph: fx.Graph, node: fx.Node, index: int) -> tuple[fx.Node, R
             narrowed = narrowed.narrow(dim, 0, 1)
             base = graph.call_function(aten.slice.Tensor, (base, dim, 0, 1))
             base.meta["val"] = narrowed
-    if base is not node and narrowed.is_contiguous():
-        return base, ResultSpec("tensor", index, expand=tuple(value.shape))
-    return node, ResultSpec("tensor", index, stride=tuple(value.stride()))
+    sizes = tuple(value.shape) if base is not node else None
+    stride = None if narrowed.is_contiguous() else tuple(narrowed.stride())
+    return base, ResultSpec("tensor", index, expand=sizes, stride=stride)

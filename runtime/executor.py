@@ -140,6 +140,8 @@ def _restorer(spec: ResultSpec) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda tensor: _reinterpret(tensor, view.shape, view.stride, view.offset)
     if permutation is not None:
         return lambda tensor: _plain(tensor.permute(permutation))
+    if sizes is not None and stride is not None:
+        return lambda tensor: _plain(_restride(tensor, stride).expand(sizes))
     if sizes is not None:
         return lambda tensor: _plain(tensor.expand(sizes))
     if stride is not None:

@@ -52,9 +52,9 @@ class ResultSpec:
 
     ``kind`` is ``tensor`` (result ``index`` of the executable), ``input`` (argument ``index``,
     returned as it came), ``none`` or ``constant`` (``value``). A tensor is brought to the strides
-    that eager promised: by ``permutation`` of a dense one, by ``expand`` to the sizes of a
-    broadcast one, or, with ``stride`` alone, by a copy into a strided allocation. ``view`` makes
-    the result share the memory of that tensor or argument instead.
+    that eager promised: by ``permutation`` of a dense one, or by a copy into a strided allocation
+    (``stride``) and ``expand`` to the sizes of a broadcast one. ``view`` makes the result share
+    the memory of that tensor or argument instead.
     """
 
     kind: str

@@ -60,6 +60,17 @@ def increment(x: torch.Tensor) -> None:
     x.add_(1)
 
 
+@torch.library.custom_op("neuron_tests::surprising", mutates_args=())
+def surprising(x: torch.Tensor) -> torch.Tensor:
+    """An operator whose result has other strides than its fake version promises."""
+    return (x * 2).t().contiguous().t()
+
+
+@surprising.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype)
+
+
 @pytest.fixture(autouse=True)
 def forgotten_refusals() -> Iterator[None]:
     """No test sees what a compiler refused in another."""
@@ -135,6 +146,18 @@ def test_noncontiguous_tensors_across_a_partition() -> None:
         return (y.t() @ y).relu()
 
     check(function, torch.randn(3, 8))
+
+
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
+def test_strides_that_an_operator_did_not_promise() -> None:
+    compiled = neuron(lambda x: ((y := surprising(x)).t(), y[1:], y.sin(), y.t()[1:] + 1))
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        first, second, third, fourth = compiled(x)
+        equal(first.contiguous(), (x * 2).t().contiguous())
+        equal(second.contiguous(), (x * 2)[1:])
+        equal(third.contiguous(), (x * 2).sin())
+        equal(fourth.contiguous(), (x * 2).t()[1:].contiguous() + 1)
 
 
 def test_one_warning_for_an_operator_a_process() -> None:

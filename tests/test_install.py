@@ -15,7 +15,6 @@ WAYS = {
     "function": 'compiled = torch.compile(model, backend="neuron")',
     "module": 'model.compile(backend="neuron"); compiled = model',
     "default": 'torch.compiler.set_default_backend("neuron"); compiled = torch.compile(model)',
-    "decorator": 'compiled = torch.compile(backend="neuron")(model)',
 }
 
 

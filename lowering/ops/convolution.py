@@ -127,7 +127,8 @@ def _same(x: Any) -> Any:
 
 def _refuse(node: fx.Node) -> str | None:
     dtype = node.all_input_nodes[0].meta["val"].dtype
-    return None if dtype.is_floating_point else f"a convolution of {dtype}"
+    plain = not dtype.is_complex and dtype is not torch.bool
+    return None if plain else f"a convolution of {dtype}"
 
 
 @lowers(aten.convolution.default, refuse=_refuse)

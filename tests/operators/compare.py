@@ -33,7 +33,9 @@ def copied(tree: Any) -> Any:
     return pytree.tree_map(copy, tree)
 
 
-def assert_same(actual: Any, expected: Any, what: str, scale: float = 1.0) -> None:
+def assert_same(
+    actual: Any, expected: Any, what: str, scale: float = 1.0, strides: bool = True
+) -> None:
     """Values (NaN equals NaN), dtypes, shapes and strides of two trees."""
     got, wanted = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
     assert len(got) == len(wanted), f"{what}: {len(got)} results, not {len(wanted)}"
@@ -51,7 +53,9 @@ def assert_same(actual: Any, expected: Any, what: str, scale: float = 1.0) -> No
             equal_nan=True,
             msg=lambda text, label=label: f"{label}: {text}",  # type: ignore[misc]
         )
-        assert _strides(a) == _strides(b), f"{label}: strides {a.stride()}, not {b.stride()}"
+        assert not strides or _strides(a) == _strides(b), (
+            f"{label}: strides {a.stride()}, not {b.stride()}"
+        )
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
@@ -119,5 +123,6 @@ def check(
         use=lambda result: (result, gradients(result, actual_args) if grad else ()),
     )
     assert_same(actual, expected, "result", scale)
-    assert_same(actual_gradients, expected_gradients, "gradient", scale)
+    # AOT Autograd lays gradients out as their inputs, eager as they happen to come about.
+    assert_same(actual_gradients, expected_gradients, "gradient", scale, strides=False)
     assert_same(actual_args, expected_args, "argument", scale)

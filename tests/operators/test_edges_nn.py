@@ -375,3 +375,16 @@ def test_attention_forms(options: dict[str, bool]) -> None:
 def test_attention_of_different_value_width() -> None:
     q, k, v = image(1, 2, 3, 8), image(1, 2, 5, 8), image(1, 2, 5, 4)
     check(F.scaled_dot_product_attention, q, k, v, grad=True)
+
+
+def test_convolution_of_integers() -> None:
+    x, weight = torch.randint(-9, 9, (1, 4, 6, 6)), torch.randint(-9, 9, (4, 2, 3, 3))
+    check(
+        lambda x, w: (
+            F.conv2d(x, w, groups=2, padding=1),
+            F.conv_transpose2d(x, w, stride=2, groups=2),
+            F.conv2d(x.byte(), w.byte(), groups=2),
+        ),
+        x,
+        weight,
+    )
