@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from neuron_compile.runtime import Executor, pjrt
-from neuron_compile.runtime.executor import draw_seed
 from torch import nn
 
 from neuron_compile import graph_compiler
+from neuron_compile.runtime import Executor, pjrt
+from neuron_compile.runtime.executor import draw_seed
 
 from .support import equal, neuron
 

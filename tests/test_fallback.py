@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from neuron_compile.lowering import LoweringError, lower, registry
-from neuron_compile.runtime import RuntimeCompileError
 from torch import fx, nn
 
 import neuron_compile
 from neuron_compile import FallbackWarning, UnsupportedError, graph_compiler
+from neuron_compile.lowering import LoweringError, lower, registry
+from neuron_compile.runtime import RuntimeCompileError
 
 from .support import check, equal, neuron
 

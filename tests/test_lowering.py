@@ -10,6 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import neuron_compile
+from neuron_compile.classify import bound, dense_permutation, inverse
 from neuron_compile.lowering import (
     LoweringError,
     TensorSpec,
@@ -21,11 +26,6 @@ from neuron_compile.lowering import (
     why_unsupported,
 )
 from neuron_compile.lowering.passes import absorb_transposes, clamp_slices, gemm
-from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
-
-import neuron_compile
-from neuron_compile.classify import bound, dense_permutation, inverse
 
 from .support import check, equal
 

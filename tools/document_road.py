@@ -51,7 +51,8 @@ def rewritten(page: str, *, hlo: bool) -> str:
             continue
         block = f"<!-- {name} -->\n```{LANGUAGES[name]}\n{text}\n```\n<!-- /{name} -->"
         pattern = rf"<!-- {name} -->\n.*?<!-- /{name} -->"
-        page = re.sub(pattern, lambda _, block=block: block, page, flags=re.DOTALL)
+        # Escaped, since a replacement reads backslashes.
+        page = re.sub(pattern, block.replace("\\", r"\\"), page, flags=re.DOTALL)
     return page
 
 

@@ -105,7 +105,7 @@ def _attributes(operation: Any) -> dict[str, Any]:
     if "composite_attributes" not in operation.attributes:
         return {}
     values = ir.DictAttr(operation.attributes["composite_attributes"])
-    return {item.name: _value(item.attr) for item in values}
+    return {item.name: _value(item.attr) for item in values}  # type: ignore[attr-defined]
 
 
 def _value(attribute: Any) -> Any:

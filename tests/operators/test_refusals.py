@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import fx
+
 from neuron_compile.lowering.registry import (
     forget_refusals,
     remember_refusal,
     takes_stock,
     why_unsupported,
 )
-from torch import fx
 
 aten = torch.ops.aten
 
