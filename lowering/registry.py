@@ -154,8 +154,6 @@ def why_unsupported(node: fx.Node) -> str | None:
             return f"a tensor is on device {tensor.device}"
         if tensor.dtype not in MLIR_DTYPES:
             return f"dtype {tensor.dtype} is not supported"
-        if tensor.is_conj() or tensor.is_neg():
-            return "a lazily conjugated or negated tensor"
     if entry.refuse is not None and (reason := entry.refuse(node)):
         return reason
     if entry.function is None and entry.stock is not None and not entry.stock(node):

@@ -52,11 +52,15 @@ class Executor:
         return self._results(args, outputs)
 
     def _loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
-        if spec.static and self._shared and spec.dense:
+        # A lazy conjugate has the address of its tensor, so a complex buffer is never kept.
+        if spec.static and self._shared and spec.dense and not spec.dtype.is_complex:
             return self._static_loader(spec)
         return lambda tensor: self._load(tensor, spec.permutation)
 
     def _load(self, tensor: torch.Tensor, permutation: tuple[int, ...] | None) -> Any:
+        if tensor.is_conj() or tensor.is_neg():
+            # Their memory holds the values before a conjugation or negation still to be done.
+            tensor = tensor.resolve_conj().resolve_neg()
         if permutation is not None:
             tensor = tensor.permute(permutation)
         if not tensor.is_contiguous():
@@ -93,7 +97,7 @@ def draw_seed() -> torch.Tensor:
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """A private copy, since a constant must not change with its source."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 Taker = Callable[[list[Any], list[torch.Tensor]], Any]

@@ -128,7 +128,6 @@ def test_a_compiled_optimizer(make: Callable[[Any], torch.optim.Optimizer]) -> N
 
 
 @IGNORE_TORCH
-@pytest.mark.xfail(strict=True, reason="prims.fma (of addcmul) has no lowering")
 def test_a_compiled_adamw_is_whole() -> None:
     model = nn.Linear(3, 2)
     model(torch.randn(4, 3)).sum().backward()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 import torch
+import torch._inductor.inductor_prims  # registers prims.fma, into which Dynamo turns addcmul
 from torch import fx
 
 from ..registry import lowers, torch_mlir_lowers
@@ -438,6 +439,12 @@ def _to_copy(ctx: Context, x: Any, **_: Any) -> Any:
     return cast(x, ctx.dtype)
 
 
+lowers(aten._conj.default)(lambda ctx, x: jnp.conj(x))
+lowers(aten._neg_view.default)(lambda ctx, x: -x)
+# A lazy conjugate or negative is resolved when it enters a graph; inside there is none.
+lowers(aten.resolve_conj.default, aten.resolve_neg.default)(lambda ctx, x: x)
+
+
 @lowers(prims.convert_element_type.default)
 def _convert_element_type(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
     return cast(x, to_jax(dtype))
@@ -447,6 +454,9 @@ def _convert_element_type(ctx: Context, x: Any, dtype: torch.dtype) -> Any:
 def _addcmul(ctx: Context, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
     dtype = opmath(ctx.dtype)
     return cast(x, dtype) + cast(value, dtype) * cast(a, dtype) * cast(b, dtype)
+
+
+lowers(prims.fma.default)(pointwise(lambda a, b, c: a * b + c))
 
 
 @lowers(aten.addcdiv.default)

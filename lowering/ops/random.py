@@ -37,15 +37,30 @@ def _bits(ctx: Context, shape: tuple[int, ...], salt: int = 0) -> Any:
     return words.reshape(shape)
 
 
-def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0) -> Any:
-    """Uniform float32 in [0, 1) on a grid of 2**-24, as ATen draws them."""
-    return (_bits(ctx, shape, salt) >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+def _wide_bits(ctx: Context, shape: tuple[int, ...], salt: int = 0) -> Any:
+    """Uniform 64-bit words."""
+    words = _bits(ctx, (2, *shape), salt).astype(jnp.uint64)
+    return (words[0] << jnp.uint64(32)) | words[1]
+
+
+#: Bits of a uniform number, so that it is exact in its dtype and never rounds up to 1.
+_UNIFORM_BITS = {jnp.dtype(jnp.bfloat16): 8, jnp.dtype(jnp.float16): 11, jnp.dtype(jnp.float32): 24}
+
+
+def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0, dtype: Any = jnp.float32) -> Any:
+    """Uniform in [0, 1) on the grid that ATen draws from: 2**-24 for float32."""
+    if dtype == jnp.float64:
+        return (_wide_bits(ctx, shape, salt) >> jnp.uint64(11)).astype(dtype) * 2.0**-53
+    digits = _UNIFORM_BITS[jnp.dtype(dtype)]
+    words = _bits(ctx, shape, salt) >> (32 - digits)
+    return words.astype(jnp.float32) * jnp.float32(2.0**-digits)
 
 
 def _normal(ctx: Context, shape: tuple[int, ...]) -> Any:
     """Box-Muller over two uniform streams."""
-    radius = jnp.sqrt(-2 * jnp.log1p(-_uniform(ctx, shape, 1)))
-    return radius * jnp.cos(2 * math.pi * _uniform(ctx, shape, 2))
+    dtype = jnp.float64 if ctx.dtype == jnp.float64 else jnp.float32
+    radius = jnp.sqrt(-2 * jnp.log1p(-_uniform(ctx, shape, 1, dtype)))
+    return radius * jnp.cos(2 * math.pi * _uniform(ctx, shape, 2, dtype))
 
 
 @lowers(aten.native_dropout.default, random=True)
@@ -66,7 +81,67 @@ def _native_dropout_backward(ctx: Context, grad: Any, mask: Any, scale: float) -
 
 @lowers(aten.rand.default, aten.rand_like.default, random=True, refuse=_refuse_generator)
 def _rand(ctx: Context, *_: Any, **__: Any) -> Any:
-    return _uniform(ctx, ctx.shape)
+    return _uniform(ctx, ctx.shape, dtype=ctx.dtype)
+
+
+@lowers(aten.uniform.default, random=True, refuse=_refuse_generator)
+def _uniform_between(ctx: Context, x: Any, low: Any = 0.0, high: Any = 1.0, **_: Any) -> Any:
+    return _uniform(ctx, ctx.shape, dtype=ctx.dtype) * (high - low) + low
+
+
+@lowers(aten.exponential.default, random=True, refuse=_refuse_generator)
+def _exponential(ctx: Context, x: Any, lambd: Any = 1.0, **_: Any) -> Any:
+    dtype = jnp.float64 if ctx.dtype == jnp.float64 else jnp.float32
+    # The smallest positive draw stands for zero, which the distribution does not contain.
+    draws = jnp.maximum(_uniform(ctx, ctx.shape, dtype=dtype), jnp.finfo(dtype).eps / 2)
+    return -jnp.log1p(-draws) / lambd
+
+
+def _refuse_random_integer(node: fx.Node) -> str | None:
+    dtype = node.meta["val"].dtype
+    return _refuse_generator(node) or (f"random integers as {dtype}" if dtype.is_complex else None)
+
+
+def _random_integers(ctx: Context, low: int, high: int) -> Any:
+    """As ATen: a random word modulo the range, 64 bits wide where the range needs it."""
+    span = high - low
+    if span >= 1 << 32:
+        draws = (_wide_bits(ctx, ctx.shape) % jnp.uint64(span)).astype(jnp.int64)
+    else:
+        draws = (_bits(ctx, ctx.shape) % jnp.uint32(span)).astype(jnp.int64)
+    return draws + low
+
+
+@lowers(
+    aten.randint.default,
+    aten.randint_like.default,
+    random=True,
+    refuse=_refuse_random_integer,
+)
+def _randint(ctx: Context, *args: Any, **__: Any) -> Any:
+    high = next(arg for arg in args if isinstance(arg, int))
+    return _random_integers(ctx, 0, high)
+
+
+@lowers(aten.randint.low, aten.randint_like.low_dtype, random=True, refuse=_refuse_random_integer)
+def _randint_low(ctx: Context, *args: Any, **__: Any) -> Any:
+    low, high = [arg for arg in args if isinstance(arg, int)][:2]
+    return _random_integers(ctx, low, high)
+
+
+@lowers(aten.randperm.default, random=True, refuse=_refuse_generator)
+def _randperm(ctx: Context, n: int, **_: Any) -> Any:
+    return jnp.argsort(_wide_bits(ctx, (n,)))
+
+
+@lowers(aten.normal_functional.default, random=True, refuse=_refuse_generator)
+def _normal_functional(ctx: Context, x: Any, mean: Any = 0.0, std: Any = 1.0, **_: Any) -> Any:
+    return _normal(ctx, ctx.shape) * std + mean
+
+
+@lowers(aten.normal.float_float, random=True, refuse=_refuse_generator)
+def _normal_floats(ctx: Context, mean: Any, std: Any, *_: Any, **__: Any) -> Any:
+    return _normal(ctx, ctx.shape) * std + mean
 
 
 @lowers(aten.randn.default, aten.randn_like.default, random=True, refuse=_refuse_generator)
