@@ -42,7 +42,12 @@ class Executor:
         self._results = results_plan(signature.results)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Run once. ``args`` are the tensors of ``signature.arguments``."""
+        """Run once. ``args`` are the tensors of ``signature.arguments``.
+
+        Raises:
+            PlatformError: in a process that was forked after something had been compiled.
+        """
+        pjrt.check_process()
         buffers = [load(arg) for load, arg in zip(self._loaders, args, strict=True)]
         buffers += self._constants
         if self.signature.seeded:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,24 @@ def platforms() -> list[str]:
     return ["cpu", *others]
 
 
+#: Processes that opened a client. XLA's threads, some of them global, do not survive a fork.
+_owners: set[int] = set()
+
+
+def check_process() -> None:
+    """Refuse to go on in a process that was forked after XLA was started: it would hang.
+
+    Raises:
+        PlatformError: with what to do instead.
+    """
+    if _owners and os.getpid() not in _owners:
+        raise PlatformError(
+            "this process was forked after something had been compiled, and XLA's threads stayed "
+            "in the parent. Start it by the 'spawn' or 'forkserver' method, or leave compiled "
+            "code to the parent (torch.compiler.set_stance('force_eager') in the child)."
+        )
+
+
 @functools.cache
 def client(platform: str) -> Any:
     """The PJRT client of ``platform``.
@@ -44,6 +63,7 @@ def client(platform: str) -> Any:
     Raises:
         PlatformError: if the platform is not installed, with the list of those that are.
     """
+    _owners.add(os.getpid())
     if platform == "cpu":
         return xla_client.make_cpu_client(asynchronous=False)
     if platform not in xla_bridge.backends():
@@ -58,8 +78,9 @@ def open_platform(platform: str) -> None:
     """Open ``platform`` now, so that a missing one is an error before anything is compiled.
 
     Raises:
-        PlatformError: if it is not installed.
+        PlatformError: if it is not installed, or in a process forked after it was opened.
     """
+    check_process()
     client(platform)
 
 
