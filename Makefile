@@ -15,7 +15,7 @@ LINT_EXTRAS := lint,test,demo,bench
 MYPY = $(BIN)/mypy | sed -E 's,^build/types/neuron_compile/(lowering|runtime)/,\1/,; s,^build/types/,,'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck types bench test-versions clean
+.PHONY: help demo test test-all lint typecheck types bench test-versions clean
 # A failed install must not leave a stamp that says it is done.
 .DELETE_ON_ERROR:
 
@@ -35,7 +35,10 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.installed-demo ## Compare eager and compiled on real data (BACKEND=, OUTPUT=)
 	$(BIN)/python -m examples.demo --backend $(BACKEND) --output $(OUTPUT)
 
-test: $(VENV)/.installed-test,demo ## Run the tests (ARGS= is passed to pytest)
+test: $(VENV)/.installed-test,demo ## Run the fast tests (ARGS= is passed to pytest)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.installed-test,demo ## Run the slow tests too
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-$(LINT_EXTRAS) types ## Run ruff and mypy

@@ -77,7 +77,9 @@ def _gather(ctx: Context, x: Any, dim: int, index: Any, sparse_grad: bool = Fals
 
 
 def _scatter_indices(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    grids = jnp.meshgrid(*(jnp.arange(size) for size in index.shape), indexing="ij", sparse=True)
+    grids = list(
+        jnp.meshgrid(*(jnp.arange(size) for size in index.shape), indexing="ij", sparse=True)
+    )
     grids[dim % x.ndim] = index
     return tuple(grids)
 
