@@ -123,47 +123,26 @@ def _saved(ctx: Context, position: int, value: Any) -> Any:
     return jnp.zeros(spec.shape, jnp.float32) if value is None else value.reshape(spec.shape)
 
 
-@lowers(aten._native_batch_norm_legit_functional.default)
-def _batch_norm_functional(
-    ctx: Context,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    result, mean, rstd, new_mean, new_var = _batch_norm(
-        x, weight, bias, running_mean, running_var, training, momentum, eps
-    )
-    return result, _saved(ctx, 1, mean), _saved(ctx, 2, rstd), new_mean, new_var
+def _results(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
+    """What every overload returns: result and saved statistics; the functional one goes on."""
+    result, mean, rstd, *running = _batch_norm(*arguments)
+    return result, _saved(ctx, 1, mean), _saved(ctx, 2, rstd), *running
+
+
+# The overloads take tensors first, then what of (training, momentum, eps) they leave open.
+lowers(aten._native_batch_norm_legit_functional.default)(_results)
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm_inference(
-    ctx: Context,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    result, mean, rstd, _, _ = _batch_norm(
-        x, weight, bias, running_mean, running_var, False, momentum, eps
-    )
-    return result, _saved(ctx, 1, mean), _saved(ctx, 2, rstd)
+def _batch_norm_inference(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
+    *tensors, momentum, eps = arguments
+    return _results(ctx, *tensors, False, momentum, eps)[:3]
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(
-    ctx: Context, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, ...]:
-    result, mean, rstd, _, _ = _batch_norm(x, weight, bias, None, None, True, momentum, eps)
-    return result, _saved(ctx, 1, mean), _saved(ctx, 2, rstd)
+def _batch_norm_no_stats(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
+    x, weight, bias, _, momentum, eps = arguments
+    return _results(ctx, x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
 @lowers(aten.native_batch_norm_backward.default)

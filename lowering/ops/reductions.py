@@ -17,36 +17,19 @@ from ._shared import canonical_dims, cast, is_nan, nan_first, opmath, same_full_
 aten = torch.ops.aten
 
 
-@lowers(aten.sum.dim_IntList)
-def _sum_dims(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
-    dims = canonical_dims(dim, x.ndim)
-    return jnp.sum(cast(x, opmath(ctx.dtype)), axis=dims, keepdims=keepdim)
+def _reduction(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Serves the overloads over all elements, over some dimensions and over one."""
+
+    def lowered(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
+        dims = canonical_dims(dim, x.ndim)
+        return reduce(cast(x, opmath(ctx.dtype)), axis=dims, keepdims=keepdim)
+
+    return lowered
 
 
-@lowers(aten.sum.default)
-def _sum(ctx: Context, x: Any, **_: Any) -> Any:
-    return jnp.sum(cast(x, opmath(ctx.dtype)))
-
-
-@lowers(aten.mean.dim)
-def _mean_dims(ctx: Context, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
-    dims = canonical_dims(dim, x.ndim)
-    return jnp.mean(cast(x, opmath(ctx.dtype)), axis=dims, keepdims=keepdim)
-
-
-@lowers(aten.mean.default)
-def _mean(ctx: Context, x: Any, **_: Any) -> Any:
-    return jnp.mean(cast(x, opmath(ctx.dtype)))
-
-
-@lowers(aten.prod.dim_int)
-def _prod_dim(ctx: Context, x: Any, dim: int, keepdim: bool = False, **_: Any) -> Any:
-    return jnp.prod(cast(x, opmath(ctx.dtype)), axis=dim if x.ndim else None, keepdims=keepdim)
-
-
-@lowers(aten.prod.default)
-def _prod(ctx: Context, x: Any, **_: Any) -> Any:
-    return jnp.prod(cast(x, opmath(ctx.dtype)))
+lowers(aten.sum.default, aten.sum.dim_IntList)(_reduction(jnp.sum))
+lowers(aten.mean.default, aten.mean.dim)(_reduction(jnp.mean))
+lowers(aten.prod.default, aten.prod.dim_int)(_reduction(jnp.prod))
 
 
 def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:

@@ -316,21 +316,17 @@ def _wants_rows(spec: KernelSpec) -> bool:
     return _all_of(spec, "f32") and math.prod(spec.operands[0][1]) >= _ROWS_THRESHOLD
 
 
-@kernel("softmax", when=_wants_rows)
-def _softmax(spec: KernelSpec) -> Kernel:
-    dim = spec["dim"]
+def _row_kernel(out: Any) -> Builder:
+    def builder(spec: KernelSpec) -> Kernel:
+        dim = spec["dim"]
 
-    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        aten._softmax.out(inputs[0], dim, False, out=outputs[0])
+        def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+            out(inputs[0], dim, False, out=outputs[0])
 
-    return _aten_kernel(spec, run)
+        return _aten_kernel(spec, run)
+
+    return builder
 
 
-@kernel("log_softmax", when=_wants_rows)
-def _log_softmax(spec: KernelSpec) -> Kernel:
-    dim = spec["dim"]
-
-    def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        aten._log_softmax.out(inputs[0], dim, False, out=outputs[0])
-
-    return _aten_kernel(spec, run)
+kernel("softmax", when=_wants_rows)(_row_kernel(aten._softmax.out))
+kernel("log_softmax", when=_wants_rows)(_row_kernel(aten._log_softmax.out))
