@@ -1,7 +1,8 @@
 """neuron-compile: ``torch.compile(model, backend="neuron")`` through Torch-MLIR, StableHLO, XLA.
 
 The backend registers itself by entry point; nothing needs to be imported to use it. This package
-offers what explains it: :func:`explain`, :func:`report`, :func:`reset_report`.
+offers what explains it: :func:`explain`, :func:`report`, :func:`reset_report`, and
+:func:`support`, which says where an operator would run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .errors import FallbackWarning, NeuronError, SettingsError, UnsupportedError
     from .explainer import Explanation, explain
+    from .operators import Support, support
     from .records import Report, report, reset_report
     from .settings import Settings
 
@@ -23,11 +25,13 @@ _HOME = {
     "NeuronError": "errors",
     "Report": "records",
     "Settings": "settings",
+    "Support": "operators",
     "SettingsError": "errors",
     "UnsupportedError": "errors",
     "explain": "explainer",
     "report": "records",
     "reset_report": "records",
+    "support": "operators",
 }
 
 __all__ = [
@@ -37,10 +41,12 @@ __all__ = [
     "Report",
     "Settings",
     "SettingsError",
+    "Support",
     "UnsupportedError",
     "explain",
     "report",
     "reset_report",
+    "support",
 ]
 
 

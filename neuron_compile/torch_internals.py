@@ -119,3 +119,13 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function that takes its arguments as one list, which it empties."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
+
+
+def is_dispatched(op: Any) -> bool:
+    """Whether an overload is a tensor operator (TorchScript has others, ``aten.add.str``)."""
+    return bool(torch._C._dispatch_has_kernel(op.name()))
+
+
+def autograd_decomposes(op: Any) -> bool:
+    """Whether an overload is made of others before a backend can see it."""
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))

@@ -1,0 +1,107 @@
+"""Where an operator would run: asked before anything is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .decompositions import decompositions
+from .lowering.registry import Lowering, lookup, registered
+from .lowering.types import MLIR_DTYPES
+from .torch_internals import autograd_decomposes, is_dispatched
+
+DEVICE, DECOMPOSED, EAGER = "device", "decomposed", "eager"
+
+
+@dataclasses.dataclass(frozen=True)
+class Support:
+    """Where one overload runs.
+
+    ``where`` is ``device`` (it has a lowering), ``decomposed`` (PyTorch breaks it into others,
+    which are asked in turn) or ``eager``. ``how`` names the roads; ``reason`` says why it is not
+    on the device, or what it depends on.
+    """
+
+    operator: str
+    where: str
+    how: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        detail = "; ".join(filter(None, (self.how, self.reason)))
+        return f"{self.operator}: {self.where}" + (f" ({detail})" if detail else "")
+
+
+def support(op: Any, dtypes: Sequence[torch.dtype] = ()) -> tuple[Support, ...]:
+    """Where an operator would run, an answer for each of its overloads.
+
+    Args:
+        op: an overload, an operator (``torch.ops.aten.add``) or a name (``"aten.add"``,
+            ``"aten.add.Tensor"``, ``"add"``).
+        dtypes: the operands' dtypes; one that has no MLIR type means eager.
+
+    Raises:
+        ValueError: if there is no operator of that name.
+    """
+    return tuple(_answer(overload, dtypes) for overload in _overloads(op))
+
+
+def all_operators() -> tuple[Support, ...]:
+    """An answer for each overload that has a lowering or a decomposition, by name."""
+    known = {entry.op for entry in registered()} | set(decompositions())
+    overloads = [op for op in known if isinstance(op, torch._ops.OpOverload)]
+    return tuple(sorted((_answer(op, ()) for op in overloads), key=lambda item: item.operator))
+
+
+def _overloads(op: Any) -> Iterator[Any]:
+    if isinstance(op, str):
+        op = _named(op)
+    if isinstance(op, torch._ops.OpOverload):
+        yield op
+    elif isinstance(op, torch._ops.OpOverloadPacket):
+        yield from filter(is_dispatched, (getattr(op, name) for name in op.overloads()))
+    else:
+        raise ValueError(f"{op!r} is not an operator: give torch.ops.aten.add, or 'aten.add'")
+
+
+def _named(name: str) -> Any:
+    parts = name.removeprefix("torch.ops.").split(".")
+    if len(parts) == 1:
+        parts.insert(0, "aten")
+    found: Any = torch.ops
+    for part in parts:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"there is no operator {name!r}") from None
+    return found
+
+
+def _answer(op: Any, dtypes: Sequence[torch.dtype]) -> Support:
+    unknown = [str(dtype) for dtype in dtypes if dtype not in MLIR_DTYPES]
+    if unknown:
+        return Support(str(op), EAGER, reason=f"no lowering of {', '.join(unknown)}")
+    entry = lookup(op)
+    if entry is not None:
+        return Support(str(op), DEVICE, _roads(entry), _condition(entry))
+    if op in decompositions() or autograd_decomposes(op):
+        return Support(str(op), DECOMPOSED)
+    return Support(str(op), EAGER, reason="no lowering and no decomposition")
+
+
+def _roads(entry: Lowering) -> str:
+    roads = [
+        name
+        for name, road in (("Torch-MLIR", entry.stock), ("spliced", entry.function))
+        if road is not None
+    ]
+    return ", ".join(roads)
+
+
+def _condition(entry: Lowering) -> str:
+    if entry.refuse is not None or entry.function is None:
+        return "depends on the arguments"
+    return ""
