@@ -1,6 +1,7 @@
 """The lowerings, one module a family of operators. Importing this package registers them all."""
 
 from . import (
+    activations,
     attention,
     convolution,
     creation,
@@ -16,6 +17,7 @@ from . import (
 )
 
 __all__ = [
+    "activations",
     "attention",
     "convolution",
     "creation",
