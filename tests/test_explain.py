@@ -213,9 +213,7 @@ def test_torch_logs_take_the_package() -> None:
 
 
 def test_nothing_is_logged_unasked() -> None:
-    lines = in_fresh_interpreter(SCRIPT).stderr.splitlines()
-    # A CUDA build of torch says by itself that triton is missing.
-    assert [line for line in lines if "triton not found" not in line] == []
+    assert in_fresh_interpreter(SCRIPT).stderr == ""
 
 
 def test_artifacts() -> None:
