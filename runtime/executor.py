@@ -9,10 +9,8 @@ import torch
 
 from . import pjrt
 from .neff import Neff
+from .torch_memory import reinterpret
 from .types import ArgumentSpec, ResultSpec, Signature, View
-
-# Makes a tensor over another's storage, as Inductor's results are made: not a view to autograd.
-_reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 class Executor:
@@ -33,7 +31,6 @@ class Executor:
         self.neff = neff
         self.signature = signature
         self.copies = 0
-        self._execute = neff.executable.execute_sharded
         self._import = pjrt.importer(platform)
         self._export = pjrt.exporter(platform)
         self._shared = pjrt.shared_memory(platform)
@@ -52,8 +49,8 @@ class Executor:
         buffers += self._constants
         if self.signature.seeded:
             buffers.append(self._import(draw_seed()))
-        shards = self._execute(buffers).disassemble_into_single_device_arrays()
-        outputs = [self._export(shard[0]) for shard in shards]
+        results = pjrt.execute(self.neff.executable, buffers)
+        outputs = [self._export(result) for result in results]
         return self._results(args, outputs)
 
     def _loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
@@ -146,7 +143,7 @@ def _restorer(spec: ResultSpec) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that brings a contiguous tensor to the strides that eager promised."""
     view, permutation, sizes, stride = spec.view, spec.permutation, spec.expand, spec.stride
     if view is not None:
-        return lambda tensor: _reinterpret(tensor, view.shape, view.stride, view.offset)
+        return lambda tensor: reinterpret(tensor, view.shape, view.stride, view.offset)
     if permutation is not None:
         return lambda tensor: _plain(tensor.permute(permutation))
     if sizes is not None and stride is not None:
@@ -160,7 +157,7 @@ def _restorer(spec: ResultSpec) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _plain(view: torch.Tensor) -> torch.Tensor:
     """The same tensor, which autograd does not know to be a view: it may be written in place."""
-    return _reinterpret(view, view.shape, view.stride(), 0)
+    return reinterpret(view, view.shape, view.stride(), 0)
 
 
 def _view(base: torch.Tensor, view: View) -> torch.Tensor:

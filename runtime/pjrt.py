@@ -20,11 +20,10 @@ from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
 
+from .torch_memory import from_dlpack, to_dlpack
 from .types import PlatformError, RuntimeCompileError
 
 _lock = threading.Lock()
-_to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
-_from_dlpack = torch._C._from_dlpack  # type: ignore[attr-defined]
 _to_buffer = _jax.dlpack_managed_tensor_to_buffer
 _to_capsule = _jax.buffer_to_dlpack_managed_tensor
 
@@ -63,14 +62,14 @@ def client(platform: str) -> Any:
     Raises:
         PlatformError: if the platform is not installed, with the list of those that are.
     """
-    _owners.add(os.getpid())
-    if platform == "cpu":
-        return xla_client.make_cpu_client(asynchronous=False)
-    if platform not in xla_bridge.backends():
+    if platform != "cpu" and platform not in xla_bridge.backends():
         raise PlatformError(
             f"PJRT platform {platform!r} is not installed; available: {', '.join(platforms())}. "
             f"Install its PJRT plugin, or choose another with options={{'platform': ...}}."
         )
+    _owners.add(os.getpid())
+    if platform == "cpu":
+        return xla_client.make_cpu_client(asynchronous=False)
     return xla_bridge.get_backend(platform)
 
 
@@ -129,13 +128,13 @@ def importer(platform: str) -> Callable[[torch.Tensor], Any]:
     """A function from a contiguous CPU tensor to a PJRT buffer (shared where memory allows)."""
     target = device(platform)
     if shared_memory(platform):
-        return lambda tensor: _to_buffer(_to_dlpack(tensor), target, None)
+        return lambda tensor: _to_buffer(to_dlpack(tensor), target, None)
     backend = client(platform)
     host = device("cpu")
 
     def copy_to_device(tensor: torch.Tensor) -> Any:
         return backend.buffer_from_pyval(
-            np.asarray(_to_buffer(_to_dlpack(tensor), host, None)), target
+            np.asarray(_to_buffer(to_dlpack(tensor), host, None)), target
         )
 
     return copy_to_device
@@ -144,12 +143,12 @@ def importer(platform: str) -> Callable[[torch.Tensor], Any]:
 def exporter(platform: str) -> Callable[[Any], torch.Tensor]:
     """A function from a PJRT buffer to a CPU tensor that owns it."""
     if shared_memory(platform):
-        return lambda buffer: _from_dlpack(_to_capsule(buffer))
+        return lambda buffer: from_dlpack(_to_capsule(buffer))
     host = device("cpu")
 
     def copy_to_host(buffer: Any) -> torch.Tensor:
         values = np.array(buffer)
-        return _from_dlpack(_to_capsule(client("cpu").buffer_from_pyval(values, host)))
+        return from_dlpack(_to_capsule(client("cpu").buffer_from_pyval(values, host)))
 
     return copy_to_host
 

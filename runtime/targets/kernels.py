@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..torch_memory import tensor_at
 from .ffi import Kernel
 
 aten = torch.ops.aten
@@ -115,12 +116,7 @@ class _View:
         return found
 
     def _make(self, address: int) -> torch.Tensor:
-        # An inference tensor could not be written to outside of inference mode later.
-        with torch.inference_mode(False):
-            storage = torch._C._construct_storage_from_data_pointer(
-                address, torch.device("cpu"), self._bytes
-            )
-            return torch.empty(0, dtype=self._dtype).set_(storage, 0, self._shape, self._stride)
+        return tensor_at(address, self._shape, self._stride, self._dtype, self._bytes)
 
 
 def _aten_kernel(
