@@ -14,11 +14,14 @@ from .trace import Splice, splice
 from .types import LoweredModule, LoweringError
 
 
-def lower(module: fx.GraphModule, *, capture_torch: bool = False) -> LoweredModule:
+def lower(
+    module: fx.GraphModule, *, capture_torch: bool = False, checked: bool = True
+) -> LoweredModule:
     """Lower ``module``, which is changed in place (hand in a copy to keep it).
 
     Every placeholder and result must be a tensor with static sizes whose ``meta["val"]`` is
     contiguous. Random operators must have been seeded (``passes.seed_random_operators``).
+    ``checked`` is whether the values of tensors (indices, divisors) are checked at run time.
 
     Raises:
         LoweringError: where an operator has no lowering, or Torch-MLIR refuses the graph twice:
@@ -37,7 +40,7 @@ def lower(module: fx.GraphModule, *, capture_torch: bool = False) -> LoweredModu
             raise LoweringError(f"{signature(node)} has no spliced lowering", node.name)
         started = time.perf_counter()
         try:
-            return splice(entry, node)
+            return splice(entry, node, checked)
         except LoweringError:
             raise
         except Exception as error:
@@ -72,6 +75,7 @@ def lower(module: fx.GraphModule, *, capture_torch: bool = False) -> LoweredModu
         torch_dialect=result.torch_dialect,
         phases=phases,
         spliced=result.spliced,
+        checks=result.checks,
     )
 
 

@@ -19,9 +19,9 @@ from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter, GraphNodeImporter
 from torch_mlir.passmanager import PassManager
 
-from .registry import origin, result_tensors
+from .registry import origin, result_tensors, signature
 from .trace import Splice
-from .types import LoweringError, TensorSpec
+from .types import Check, LoweringError, TensorSpec
 
 _TO_BACKEND = "builtin.module(torchdynamo-export-to-torch-backend-pipeline)"
 _TO_STABLEHLO = "builtin.module(torch-backend-to-stablehlo-backend-pipeline)"
@@ -39,6 +39,7 @@ class StableHlo:
     torch_dialect: str
     phases: Mapping[str, float]
     spliced: int
+    checks: tuple[Check, ...]
 
 
 class _ContextCache(ContextCache):
@@ -54,9 +55,17 @@ class _ContextCache(ContextCache):
         return ir.Location.name(origin(node), context=self._c)
 
 
-def _node_importer(
-    splicer: Splicer, used: dict[str, Splice], counter: list[int]
-) -> type[GraphNodeImporter]:
+@dataclasses.dataclass(frozen=True)
+class _Imported:
+    """What an import met: functions to add, calls of them, codes of checks with their checks."""
+
+    splices: dict[str, Splice] = dataclasses.field(default_factory=dict)
+    calls: list[str] = dataclasses.field(default_factory=list)
+    codes: list[ir.Value] = dataclasses.field(default_factory=list)
+    checks: list[list[Check]] = dataclasses.field(default_factory=list)
+
+
+def _node_importer(splicer: Splicer, imported: _Imported) -> type[GraphNodeImporter]:
     class SplicingImporter(GraphNodeImporter):
         """Calls a traced function wherever ``splicer`` has one for a node."""
 
@@ -68,8 +77,8 @@ def _node_importer(
                 super()._import_torch_op_overload(loc, node, concrete_target)
                 return
             splice, operands = found
-            used[splice.entry] = splice
-            counter[0] += 1
+            imported.splices[splice.entry] = splice
+            imported.calls.append(splice.entry)
             with loc:
                 self._call(splice, operands, node)
 
@@ -82,11 +91,15 @@ def _node_importer(
                 ).result
                 for operand, spec in zip(operands, splice.operands, strict=True)
             ]
+            codes = [_CODE] if splice.checks else []
             call = func_dialect.CallOp(
-                [ir.Type.parse(spec.mlir_type) for spec in splice.outputs],
+                [ir.Type.parse(spec.mlir_type) for spec in (*splice.outputs, *codes)],
                 ir.FlatSymbolRefAttr.get(splice.entry),
                 builtin,
             )
+            if splice.checks:
+                imported.codes.append(call.operation.results[-1])
+                imported.checks.append([_of_node(check, node) for check in splice.checks])
             value = node.meta.get("val")
             values = value if isinstance(value, tuple | list) else [value]
             if isinstance(value, tuple | list):
@@ -124,16 +137,15 @@ def lower_to_stablehlo(graph: fx.Graph, splicer: Splicer, capture_torch: bool) -
     torch_dialect.register_dialect(context)
     with context:
         _load_stablehlo()
-    used: dict[str, Splice] = {}
-    counter = [0]
+    imported = _Imported()
     importer = FxImporter(
         context=context,
         config_check=False,
-        graph_node_importer_cls=_node_importer(splicer, used, counter),
+        graph_node_importer_cls=_node_importer(splicer, imported),
     )
     importer._cc = _ContextCache(context)
     try:
-        importer.import_stateless_graph(graph, func_name="main")
+        main = importer.import_stateless_graph(graph, func_name="main")
     except LoweringError:
         raise
     except Exception as error:
@@ -142,7 +154,9 @@ def lower_to_stablehlo(graph: fx.Graph, splicer: Splicer, capture_torch: bool) -
     phases["import"] = time.perf_counter() - started
     started = time.perf_counter()
     with context:
-        for splice in used.values():
+        if imported.codes:
+            _return_code(main, imported)
+        for splice in imported.splices.values():
             _add_functions(module, splice)
         phases["splice"] = time.perf_counter() - started
         text = module.operation.get_asm(enable_debug_info=False) if capture_torch else ""
@@ -151,13 +165,63 @@ def lower_to_stablehlo(graph: fx.Graph, splicer: Splicer, capture_torch: bool) -
             _run(pipeline, module)
     phases["torch_mlir"] = time.perf_counter() - started
     stablehlo = module.operation.get_asm(enable_debug_info=False)
-    return StableHlo(stablehlo, text, phases, counter[0])
+    checks = tuple(check for checks in imported.checks for check in checks)
+    return StableHlo(stablehlo, text, phases, len(imported.calls), checks)
 
 
 def _load_stablehlo() -> None:
     """A context knows ``stablehlo`` only after a pass that depends on it has run once."""
     empty = ir.Module.parse("module {}")
     PassManager.parse("builtin.module(func.func(convert-torch-to-stablehlo))").run(empty.operation)
+
+
+#: What a function with checks returns besides its results.
+_CODE = TensorSpec((), torch.int32)
+
+
+def _of_node(check: Check, node: fx.Node) -> Check:
+    return Check(check.error, f"{check.message} in {signature(node)}", node.name)
+
+
+def _return_code(main: Any, imported: _Imported) -> None:
+    """Make the first failure of all checks one more result of ``main``: so they stay alive."""
+    combine = _combination([len(checks) for checks in imported.checks])
+    imported.splices[combine.entry] = combine
+    old = main.entry_block.operations[len(main.entry_block.operations) - 1]
+    builtin, kind = ir.Type.parse(_CODE.mlir_type), ir.Type.parse("!torch.vtensor<[],si32>")
+    with ir.InsertionPoint(old), ir.Location.unknown():
+        entry = ir.FlatSymbolRefAttr.get(combine.entry)
+        code = func_dialect.CallOp([builtin], entry, imported.codes).operation.results[0]
+        result = ir.Operation.create(
+            "torch_c.from_builtin_tensor", results=[kind], operands=[code]
+        ).result
+        func_dialect.ReturnOp([*old.operands, result])
+    old.erase()
+    results = [*main.type.results, kind]
+    main.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get(main.type.inputs, results)
+    )
+
+
+def _combination(counts: list[int]) -> Splice:
+    """A function of codes, each of so many checks, to the code in the list of all checks."""
+    lines = ["%zero = stablehlo.constant dense<0> : tensor<i32>"]
+    last, position = "%zero", sum(counts)
+    for index in reversed(range(len(counts))):
+        position -= counts[index]
+        lines += [
+            f"%before{index} = stablehlo.constant dense<{position}> : tensor<i32>",
+            f"%shifted{index} = stablehlo.add %code{index}, %before{index} : tensor<i32>",
+            f"%failed{index} = stablehlo.compare NE, %code{index}, %zero"
+            " : (tensor<i32>, tensor<i32>) -> tensor<i1>",
+            f"%first{index} = stablehlo.select %failed{index}, %shifted{index}, {last}"
+            " : tensor<i1>, tensor<i32>",
+        ]
+        last = f"%first{index}"
+    arguments = ", ".join(f"%code{index}: tensor<i32>" for index in range(len(counts)))
+    body = "\n  ".join([*lines, f"return {last} : tensor<i32>"])
+    text = f"func.func @neuron_first_failure({arguments}) -> tensor<i32> {{\n  {body}\n}}"
+    return Splice(text, "neuron_first_failure", (_CODE,) * len(counts), (_CODE,))
 
 
 def _add_functions(module: ir.Module, splice: Splice) -> None:

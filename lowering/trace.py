@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .registry import Lowering, result_tensors
-from .types import LoweringError, TensorSpec
+from .types import Check, LoweringError, TensorSpec
 
 JAX_DTYPES: dict[torch.dtype, Any] = {
     torch.bool: jnp.bool_,
@@ -50,10 +50,13 @@ class Context:
     """What a lowering may know besides its arguments: the results that FakeTensor promised.
 
     ``seed`` is an ``int64[2]`` array for random operators (a stream and the position in it).
+    ``checked`` is whether tensors' values are checked; ``flags`` collects what is.
     """
 
     outputs: tuple[TensorSpec, ...]
     seed: Any = None
+    checked: bool = True
+    flags: list[tuple[Check, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def output(self) -> TensorSpec:
@@ -69,6 +72,20 @@ class Context:
     def shape(self) -> tuple[int, ...]:
         """The shape of the first result."""
         return self.outputs[0].shape
+
+    def check(
+        self, failed: Any, error: type[Exception], message: str, *, always: bool = False
+    ) -> None:
+        """Raise ``error`` after the call if any element of ``failed`` (bool) is true.
+
+        The results of a call that failed are not seen by anyone, but it does run to its end.
+        Operator, shapes and the user's line are added to ``message``. To be called where the
+        lowering itself is traced, not inside of a ``vmap``, a loop or a kernel's decomposition.
+        ``check_indices=False`` removes the check, unless it is to be made ``always`` (assertions
+        and failures of an algorithm, which cost no pass over data).
+        """
+        if self.checked or always:
+            self.flags.append((Check(error, message), jnp.any(failed)))
 
     def kernel(
         self,
@@ -89,12 +106,17 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Splice:
-    """The StableHLO functions of one operator signature; ``entry`` is the one to call."""
+    """The StableHLO functions of one operator signature; ``entry`` is the one to call.
+
+    If there are ``checks``, it has one more result, an int32: the position, counted from 1, of
+    the first one that failed, or 0.
+    """
 
     text: str
     entry: str
     operands: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    checks: tuple[Check, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +137,10 @@ def clear_cache() -> None:
     _cache.clear()
 
 
-def splice(entry: Lowering, node: fx.Node) -> tuple[Splice, list[fx.Node]]:
+def splice(entry: Lowering, node: fx.Node, checked: bool = True) -> tuple[Splice, list[fx.Node]]:
     """The traced lowering of ``node`` and its operands, in the order of the splice's parameters.
+
+    ``checked`` is whether the values of tensors (indices, divisors) are checked at run time.
 
     Raises:
         LoweringError: if the lowering's results differ from what FakeTensor promised.
@@ -126,13 +150,13 @@ def splice(entry: Lowering, node: fx.Node) -> tuple[Splice, list[fx.Node]]:
     args, kwargs = fx.map_arg((node.args, node.kwargs), index.__getitem__)  # type: ignore[arg-type]
     specs = tuple(TensorSpec.of(result_tensors(operand)[0]) for operand in operands)
     outputs = tuple(TensorSpec.of(tensor) for tensor in result_tensors(node))
-    key = f"{node.target}|{args!r}|{kwargs!r}|{specs}|{outputs}|{_output_mask(node)}"
+    key = f"{node.target}|{args!r}|{kwargs!r}|{specs}|{outputs}|{_output_mask(node)}|{checked}"
     found = _cache.get(key)
     if found is None:
         with _lock:
             found = _cache.get(key)
             if found is None:
-                found = _trace(entry, node, args, kwargs, specs, outputs, key)
+                found = _trace(entry, node, args, kwargs, specs, outputs, checked, key)
                 _cache[key] = found
     return found, operands
 
@@ -150,19 +174,23 @@ def _trace(
     kwargs: Any,
     specs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
+    checked: bool,
     key: str,
 ) -> Splice:
     assert entry.function is not None
     function = entry.function
     mask = _output_mask(node)
+    checks: list[Check] = []
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         actual_args, actual_kwargs = _substitute((args, kwargs), arrays)
         seed, stream = actual_kwargs.pop("__seed", None), actual_kwargs.pop("__stream", 0)
         if seed is not None:
             seed = seed + jnp.array([0, stream], jnp.int64)
-        results = function(Context(outputs, seed), *actual_args, **actual_kwargs)
-        return tuple(_conform(results, mask, outputs, node))
+        ctx = Context(outputs, seed, checked)
+        results = function(ctx, *actual_args, **actual_kwargs)
+        checks[:] = [check for check, _ in ctx.flags]
+        return (*_conform(results, mask, outputs, node), *_code([flag for _, flag in ctx.flags]))
 
     shapes = [jax.ShapeDtypeStruct(spec.shape, to_jax(spec.dtype)) for spec in specs]
     with tracing():
@@ -171,7 +199,15 @@ def _trace(
         text = traced.lower(lowering_platforms=("cpu",)).as_text(dialect="stablehlo")
     prefix = "neuron_" + hashlib.sha256(key.encode()).hexdigest()[:16]
     text = _RESULT_INFO.sub("", _SYMBOL.sub(lambda match: f"@{prefix}_{match[1]}", text))
-    return Splice(text, f"{prefix}_main", specs, outputs)
+    return Splice(text, f"{prefix}_main", specs, outputs, tuple(checks))
+
+
+def _code(flags: list[Any]) -> list[Any]:
+    """The position from 1 of the first flag that is set, or 0; nothing if there are no flags."""
+    code: Any = jnp.int32(0)
+    for position in range(len(flags), 0, -1):
+        code = jnp.where(flags[position - 1], jnp.int32(position), code)
+    return [code] if flags else []
 
 
 @contextlib.contextmanager

@@ -46,10 +46,21 @@ class TensorSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Check:
+    """What is raised where a run-time check fails, and the FX node that it belongs to."""
+
+    error: type[Exception]
+    message: str
+    node_name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class LoweredModule:
     """One StableHLO module and the signature of its ``main``.
 
-    ``inputs`` and ``outputs`` are dense row-major. Names of ``phases`` map to seconds.
+    ``inputs`` and ``outputs`` are dense row-major. Names of ``phases`` map to seconds. If there
+    are ``checks``, ``main`` has one more result, an int32: the position, counted from 1, of the
+    first check that failed, or 0.
     """
 
     stablehlo: str
@@ -58,6 +69,7 @@ class LoweredModule:
     torch_dialect: str
     phases: Mapping[str, float]
     spliced: int
+    checks: tuple[Check, ...] = ()
 
 
 class LoweringError(Exception):

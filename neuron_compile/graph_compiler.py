@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import operator
 import threading
 import time
@@ -20,6 +21,7 @@ from .lowering.registry import refusals, remember_refusal, takes_stock
 from .partition import Partitioned, eager_nodes, partition
 from .records import DEVICE, EAGER, GraphRecord, OperatorRecord, count, record_graph
 from .runtime import (
+    Check,
     CompilerOptions,
     Executor,
     Neff,
@@ -187,7 +189,7 @@ def _compile_partition(
 ) -> Runner:
     """Lower and compile a graph whose every operator is supported."""
     boundary, numbers = _boundary(module, static)
-    if not any(spec.kind == "tensor" for spec in boundary.signature.results):
+    if not _computes(boundary):
         return _trivial(boundary.signature.results)
     try:
         lowered, neff = _lower_and_compile(boundary, settings)
@@ -199,7 +201,30 @@ def _compile_partition(
     counts["partitions"] += 1
     counts["vendor_kernels"] += neff.vendor_kernels
     logs.artifacts(boundary.module, lowered, neff, settings.dump_dir)
-    return _entry(Executor(neff, boundary.signature, boundary.constants), numbers)
+    checks = _checks(boundary.module, lowered)
+    executor = Executor(
+        neff, dataclasses.replace(boundary.signature, checks=checks), boundary.constants
+    )
+    return _entry(executor, numbers)
+
+
+def _computes(boundary: Boundary) -> bool:
+    """Whether a graph has results to compute, or assertions, which have none."""
+    return any(spec.kind == "tensor" for spec in boundary.signature.results) or any(
+        node.op == "call_function" and node.is_impure() for node in boundary.module.graph.nodes
+    )
+
+
+def _checks(module: fx.GraphModule, lowered: LoweredModule) -> tuple[Check, ...]:
+    """The checks of a module with the user's lines that made them."""
+    if not lowered.checks:
+        return ()
+    lines = {node.name: user_line(node) for node in module.graph.nodes}
+    return tuple(
+        Check(check.error, check.message + (f" (at {line})" if line else ""))
+        for check in lowered.checks
+        for line in [lines.get(check.node_name)]
+    )
 
 
 def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary, frozenset[int]]:
@@ -224,7 +249,7 @@ def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary,
 def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:
     options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
     capture = logs.wants_torch_dialect() or settings.dump_dir is not None
-    lowered = lower(boundary.module, capture_torch=capture)
+    lowered = lower(boundary.module, capture_torch=capture, checked=settings.check_indices)
     return lowered, compile_stablehlo(lowered.stablehlo, options)
 
 

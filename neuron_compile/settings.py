@@ -20,6 +20,10 @@ class Settings:
             installed). Environment: ``NEURON_COMPILE_PLATFORM``.
         fullgraph_on_device: raise instead of running any operator in eager PyTorch.
             Environment: ``NEURON_COMPILE_FULLGRAPH_ON_DEVICE``.
+        check_indices: raise, as eager does, where an index is out of range, an integer is divided
+            by zero, or a probability is none. Off, indices are clamped (gathers) or dropped
+            (scatters) and the result of such a division is undefined; no memory outside of a
+            tensor is touched. Environment: ``NEURON_COMPILE_CHECK_INDICES``.
         vendor_kernels: let the platform compute heavy operators (convolutions, matrix products,
             attention) with a vendor's kernels; off, XLA compiles their decompositions.
             Environment: ``NEURON_COMPILE_VENDOR_KERNELS``.
@@ -34,6 +38,7 @@ class Settings:
 
     platform: str = "cpu"
     fullgraph_on_device: bool = False
+    check_indices: bool = True
     vendor_kernels: bool = True
     dump_dir: str | None = None
     max_specializations: int = 64
@@ -97,6 +102,7 @@ def _flags(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
 _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "platform": _platform,
     "fullgraph_on_device": _boolean,
+    "check_indices": _boolean,
     "vendor_kernels": _boolean,
     "dump_dir": _folder,
     "max_specializations": _count,

@@ -5,6 +5,7 @@ from .neff import Neff, compile_stablehlo
 from .pjrt import open_platform, platforms
 from .types import (
     ArgumentSpec,
+    Check,
     CompilerOptions,
     PlatformError,
     ResultSpec,
@@ -15,6 +16,7 @@ from .types import (
 
 __all__ = [
     "ArgumentSpec",
+    "Check",
     "CompilerOptions",
     "Executor",
     "Neff",

@@ -37,12 +37,16 @@ class Executor:
         self._loaders = [self._loader(spec) for spec in signature.arguments]
         self._constants = [self._import(_aligned(tensor)) for tensor in constants]
         self._results = results_plan(signature.results)
+        self._checks = signature.checks
+        self._read_code = pjrt.scalar_reader(platform)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run once. ``args`` are the tensors of ``signature.arguments``.
 
         Raises:
             PlatformError: in a process that was forked after something had been compiled.
+            Exception: that of the first of ``signature.checks`` that failed. No result has been
+                handed out by then, and AOT Autograd writes mutations back after this call.
         """
         pjrt.check_process()
         buffers = [load(arg) for load, arg in zip(self._loaders, args, strict=True)]
@@ -50,6 +54,9 @@ class Executor:
         if self.signature.seeded:
             buffers.append(self._import(draw_seed()))
         results = pjrt.execute(self.neff.executable, buffers)
+        if self._checks and (code := self._read_code(results.pop())):
+            check = self._checks[code - 1]
+            raise check.error(check.message)
         outputs = [self._export(result) for result in results]
         return self._results(args, outputs)
 

@@ -158,6 +158,14 @@ def pointer(buffer: Any) -> int:
     return int(buffer.unsafe_buffer_pointer())
 
 
+def scalar_reader(platform: str) -> Callable[[Any], int]:
+    """A function from a buffer of one int32 to its value."""
+    if shared_memory(platform):
+        read = ctypes.c_int32.from_address
+        return lambda buffer: read(buffer.unsafe_buffer_pointer()).value
+    return lambda buffer: int(np.asarray(buffer))
+
+
 def execute(executable: Any, buffers: Sequence[Any]) -> list[Any]:
     """Run on the one device; a buffer for each result."""
     results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()

@@ -67,12 +67,25 @@ class ResultSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Check:
+    """What is raised where a run-time check of a graph fails."""
+
+    error: type[Exception]
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Signature:
-    """Arguments and results of one graph, in the caller's order."""
+    """Arguments and results of one graph, in the caller's order.
+
+    If there are ``checks``, the executable has one more result, an int32: the position, counted
+    from 1, of the first check that failed, or 0.
+    """
 
     arguments: tuple[ArgumentSpec, ...]
     results: tuple[ResultSpec, ...]
     seeded: bool = False
+    checks: tuple[Check, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from . import (
     activations,
+    assertions,
     attention,
     convolution,
     creation,
@@ -18,6 +19,7 @@ from . import (
 
 __all__ = [
     "activations",
+    "assertions",
     "attention",
     "convolution",
     "creation",

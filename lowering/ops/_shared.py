@@ -129,6 +129,26 @@ def predicate(function: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
+def check_range(
+    ctx: Context,
+    index: Any,
+    size: int,
+    dim: int | None = None,
+    *,
+    error: type[Exception] = IndexError,
+    wraps: bool = False,
+) -> None:
+    """Check that indices are in ``[0, size)``, or in ``[-size, size)`` where negative ones wrap."""
+    low, limits = -size if wraps else 0, jnp.iinfo(index.dtype)
+    failed = jnp.zeros(index.shape, bool)
+    if low > limits.min:
+        failed |= index < jnp.asarray(low, index.dtype)
+    if size <= limits.max:
+        failed |= index >= jnp.asarray(size, index.dtype)
+    where = "" if dim is None else f" for dimension {dim}"
+    ctx.check(failed, error, f"index out of range{where} with size {size}")
+
+
 def canonical_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Non-negative dimensions; ``None`` and the empty list mean all of them."""
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):

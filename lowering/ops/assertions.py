@@ -1,0 +1,27 @@
+"""Assertions about the values of tensors, which stay whatever ``check_indices`` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..registry import lowers
+from ..trace import Context
+
+aten = torch.ops.aten
+
+
+@lowers(aten._assert_async.default, aten._assert_async.msg)
+def _assert_async(
+    ctx: Context,
+    x: Any,
+    message: str = "Expected Tensor with single nonzero value, but got zero",
+) -> None:
+    ctx.check(x == 0, RuntimeError, message, always=True)
+
+
+@lowers(aten._functional_assert_async.msg)
+def _functional_assert_async(ctx: Context, x: Any, message: str, token: Any) -> Any:
+    ctx.check(x == 0, RuntimeError, message, always=True)
+    return token
