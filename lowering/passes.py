@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .registry import ORIGIN, lookup, result_tensors
+from .registry import ORIGIN, is_check, lookup, result_tensors
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def prepare(module: fx.GraphModule) -> None:
     absorb_transposes(graph)
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         node.target = as_strided
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
 
 
 def clamp_slices(graph: fx.Graph) -> None:

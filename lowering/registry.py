@@ -110,6 +110,11 @@ def result_tensors(node: fx.Node) -> list[torch.Tensor]:
     return [item for item in values if isinstance(item, torch.Tensor)]
 
 
+def is_check(node: fx.Node) -> bool:
+    """Whether a node has no results: it is there to raise."""
+    return isinstance(node.target, OpOverload) and not node.target._schema.returns
+
+
 def origin(node: fx.Node) -> str:
     """The name of the node in the graph that was handed in."""
     return str(node.meta.get(ORIGIN, node.name))

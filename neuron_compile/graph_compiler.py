@@ -15,9 +15,10 @@ from torch import fx
 
 from . import logs
 from .classify import Boundary, bound
+from .effects import plain_checks
 from .errors import UnsupportedError
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
-from .lowering.registry import refusals, remember_refusal, takes_stock
+from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import Partitioned, eager_nodes, partition
 from .records import DEVICE, EAGER, GraphRecord, OperatorRecord, count, record_graph
 from .runtime import (
@@ -61,6 +62,7 @@ def compile_graph(
         UnsupportedError: if an operator cannot run on the device and
             ``settings.fullgraph_on_device`` is set.
     """
+    module = plain_checks(module)
     if has_symbols(module):
         return boxed(_Specializer(module, kind, static, settings))
     with outside_fake_mode():
@@ -211,7 +213,7 @@ def _compile_partition(
 def _computes(boundary: Boundary) -> bool:
     """Whether a graph has results to compute, or assertions, which have none."""
     return any(spec.kind == "tensor" for spec in boundary.signature.results) or any(
-        node.op == "call_function" and node.is_impure() for node in boundary.module.graph.nodes
+        map(is_check, boundary.module.graph.nodes)
     )
 
 

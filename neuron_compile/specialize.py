@@ -54,7 +54,8 @@ def specialize(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
 
 
 def _is_plain(value: Any, operands: Any) -> bool:
-    """Whether an operator's value is all of it: a number, or a check that passed."""
+    """Whether an operator's value is all of it: a number, or a check of numbers that passed."""
+    value = value if value is not None else operands
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
         return False
-    return not symbolic(value if value is not None else operands)
+    return not symbolic(value)

@@ -21,6 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+#: Wraps an operator with an effect: its first argument and result are tokens.
+with_effects = torch.ops.higher_order.with_effects
+
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 

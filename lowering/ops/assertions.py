@@ -21,6 +21,20 @@ def _assert_async(
     ctx.check(x == 0, RuntimeError, message, always=True)
 
 
+_LINALG = {
+    "linalg.cholesky": "the input is not positive-definite",
+    "linalg.eig": "the algorithm failed to converge",
+    "linalg.eigh": "the algorithm failed to converge",
+    "linalg.svd": "the algorithm failed to converge",
+}
+
+
+@lowers(aten._linalg_check_errors.default)
+def _linalg_check_errors(ctx: Context, info: Any, api_name: str, *, is_matrix: bool) -> None:
+    reason = _LINALG.get(api_name, "the input matrix is singular")
+    ctx.check(info != 0, torch.linalg.LinAlgError, f"{api_name}: {reason}", always=True)
+
+
 @lowers(aten._functional_assert_async.msg)
 def _functional_assert_async(ctx: Context, x: Any, message: str, token: Any) -> Any:
     ctx.check(x == 0, RuntimeError, message, always=True)
