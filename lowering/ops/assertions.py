@@ -32,7 +32,8 @@ _LINALG = {
 @lowers(aten._linalg_check_errors.default)
 def _linalg_check_errors(ctx: Context, info: Any, api_name: str, *, is_matrix: bool) -> None:
     reason = _LINALG.get(api_name, "the input matrix is singular")
-    ctx.check(info != 0, torch.linalg.LinAlgError, f"{api_name}: {reason}", always=True)
+    error = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+    ctx.check(info != 0, error, f"{api_name}: {reason}", always=True)
 
 
 @lowers(aten._functional_assert_async.msg)

@@ -1,7 +1,7 @@
 """Gathers and scatters.
 
-XLA clamps a gather's indices and drops a scatter's updates that are out of range; torch raises.
-Indices of embeddings and gathers are wrapped and clamped here, never read out of bounds.
+XLA clamps a gather's indices and drops a scatter's updates that are out of range; torch raises,
+and so does a check beside each of them (``check_range``), with the type of error that ATen takes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import fx
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast, is_floating, is_tensor, opmath
+from ._shared import cast, check_range, is_floating, is_tensor, opmath
 
 aten = torch.ops.aten
 
@@ -35,6 +35,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
+    check_range(ctx, indices, weight.shape[0])
     return _rows(weight, indices)
 
 
@@ -48,7 +49,8 @@ def _embedding_dense_backward(
     scale_grad_by_freq: bool,
 ) -> Any:
     width = grad.shape[-1]
-    flat = indices.ravel()
+    # The forward checks the indices; ATen's backward drops those out of range, negative ones too.
+    flat = jnp.where(indices < 0, num_weights, indices).ravel()
     rows = cast(grad, opmath(ctx.dtype)).reshape(-1, width)
     if scale_grad_by_freq:
         counts = jnp.zeros(num_weights, rows.dtype).at[flat].add(1)
@@ -61,12 +63,17 @@ def _embedding_dense_backward(
 @lowers(aten.index_select.default)
 def _index_select(ctx: Context, x: Any, dim: int, index: Any) -> Any:
     if x.ndim == 0:
+        check_range(ctx, index, 1)
         return x
+    # ATen has an implementation of its own for dimension 1, with an error of its own.
+    error = RuntimeError if dim % x.ndim == 1 else IndexError
+    check_range(ctx, index, x.shape[dim], dim % x.ndim, error=error)
     return jnp.take(x, jnp.atleast_1d(index), axis=dim, mode="clip")
 
 
 @lowers(aten.gather.default)
 def _gather(ctx: Context, x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    _check_row(ctx, x, dim, index)
     if x.ndim == 0:
         return jnp.broadcast_to(x, ctx.shape)
     window = tuple(
@@ -74,6 +81,12 @@ def _gather(ctx: Context, x: Any, dim: int, index: Any, sparse_grad: bool = Fals
         for axis, size in enumerate(index.shape)
     )
     return jnp.take_along_axis(x[window], index, axis=dim, mode="clip")
+
+
+def _check_row(ctx: Context, x: Any, dim: int, index: Any) -> None:
+    """The check of gathers and scatters, whose negative indices do not wrap either."""
+    row = jnp.atleast_1d(x)
+    check_range(ctx, index, row.shape[dim], dim % row.ndim, error=RuntimeError)
 
 
 def _scatter_indices(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
@@ -86,6 +99,7 @@ def _scatter_indices(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
 
 @lowers(aten.scatter.src, aten.scatter.value)
 def _scatter(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
+    _check_row(ctx, x, dim, index)
     if x.ndim == 0:
         return jnp.broadcast_to(cast(source, x.dtype), x.shape)
     source = cast(source, x.dtype)
@@ -96,6 +110,7 @@ def _scatter(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
 
 @lowers(aten.scatter_add.default)
 def _scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
+    _check_row(ctx, x, dim, index)
     if x.ndim == 0:
         return x + source.reshape(())
     source = source[tuple(slice(0, size) for size in index.shape)]
@@ -158,13 +173,34 @@ def _index_tuple(indices: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor, refuse=_refuse_boolean_index)
+def _check_tuple(ctx: Context, x: Any, indices: Sequence[Any]) -> None:
+    for dim, index in enumerate(indices):
+        if index is not None:
+            check_range(ctx, index, x.shape[dim], dim, wraps=True)
+
+
+@lowers(aten.index.Tensor, refuse=_refuse_boolean_index)
 def _index(ctx: Context, x: Any, indices: Sequence[Any]) -> Any:
+    _check_tuple(ctx, x, indices)
+    return _unsafe_index(ctx, x, indices)
+
+
+@lowers(aten._unsafe_index.Tensor, refuse=_refuse_boolean_index)
+def _unsafe_index(ctx: Context, x: Any, indices: Sequence[Any]) -> Any:
     return x.at[_index_tuple(indices)].get(mode="clip", wrap_negative_indices=True)
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default, refuse=_refuse_boolean_assignment)
+@lowers(aten.index_put.default, refuse=_refuse_boolean_assignment)
 def _index_put(
+    ctx: Context, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
+) -> Any:
+    if indices[_first(indices)].dtype != jnp.bool_:
+        _check_tuple(ctx, x, indices)
+    return _unsafe_index_put(ctx, x, indices, values, accumulate)
+
+
+@lowers(aten._unsafe_index_put.default, refuse=_refuse_boolean_assignment)
+def _unsafe_index_put(
     ctx: Context, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
 ) -> Any:
     wide = opmath(x.dtype)
@@ -177,13 +213,17 @@ def _index_put(
 
 @lowers(aten.put.default)
 def _put(ctx: Context, x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    flat = _index_put(ctx, x.ravel(), [index.ravel()], source.ravel(), accumulate)
+    check_range(ctx, index, x.size, wraps=True)
+    flat = _unsafe_index_put(ctx, x.ravel(), [index.ravel()], source.ravel(), accumulate)
     return flat.reshape(x.shape)
 
 
 @lowers(aten.masked_scatter.default)
 def _masked_scatter(ctx: Context, x: Any, mask: Any, source: Any) -> Any:
     position = jnp.cumsum(jnp.broadcast_to(mask, x.shape).ravel()) - 1
+    if position.size > source.size:
+        short = position[-1] >= source.size
+        ctx.check(short, RuntimeError, "fewer elements in source than ones in mask")
     return jnp.where(mask, _rows(source.ravel(), position).reshape(x.shape), x)
 
 
@@ -191,6 +231,10 @@ def _masked_scatter(ctx: Context, x: Any, mask: Any, source: Any) -> Any:
 def _index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, alpha: Any = 1) -> Any:
     wide = opmath(x.dtype)
     source = cast(source, wide) * cast(alpha, wide)
+    # ATen has two implementations, which raise different errors.
+    error = RuntimeError if x.ndim > 1 else IndexError
+    row = jnp.atleast_1d(x)
+    check_range(ctx, index, row.shape[dim], dim % row.ndim, error=error)
     if x.ndim == 0:
         return cast(x, wide) + source.reshape(())
     place = (slice(None),) * (dim % x.ndim) + (jnp.atleast_1d(index),)
@@ -236,6 +280,7 @@ def _reduce_at(x: Any, place: Any, source: Any, reduce: str, include_self: bool 
 def _scatter_reduce(
     ctx: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, **settings: Any
 ) -> Any:
+    _check_row(ctx, x, dim, index)
     row = jnp.atleast_1d(x)
     index = jnp.atleast_1d(index)
     if is_tensor(source):
@@ -244,11 +289,29 @@ def _scatter_reduce(
     return _reduce_at(row, place, source, reduce, **settings).reshape(x.shape)
 
 
+@lowers(aten.index_copy.default)
+def _index_copy(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
+    return _set_rows(ctx, x, dim, index, jnp.atleast_1d(source), wraps=False)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def _index_fill(ctx: Context, x: Any, dim: int, index: Any, value: Any) -> Any:
+    return _set_rows(ctx, x, dim, index, cast(value, x.dtype), wraps=True)
+
+
+def _set_rows(ctx: Context, x: Any, dim: int, index: Any, value: Any, wraps: bool) -> Any:
+    row = jnp.atleast_1d(x)
+    check_range(ctx, index, row.shape[dim], dim % row.ndim, wraps=wraps)
+    place = (slice(None),) * (dim % row.ndim) + (jnp.atleast_1d(index),)
+    return row.at[place].set(value, mode="drop").reshape(x.shape)
+
+
 @lowers(aten.index_reduce.default)
 def _index_reduce(
     ctx: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, **settings: Any
 ) -> Any:
     row = jnp.atleast_1d(x)
+    check_range(ctx, index, row.shape[dim], dim % row.ndim)
     place = (slice(None),) * (dim % row.ndim) + (jnp.atleast_1d(index),)
     source = jnp.atleast_1d(source)
     return _reduce_at(row, place, source, reduce, **settings).reshape(x.shape)
@@ -266,6 +329,7 @@ def _searchsorted(
     **_: Any,
 ) -> Any:
     if sorter is not None:
+        check_range(ctx, sorter, borders.shape[-1], error=RuntimeError)
         borders = jnp.take_along_axis(borders, sorter, axis=-1)
     side = side or ("right" if right else "left")
     search = functools.partial(jnp.searchsorted, side=side)
@@ -279,46 +343,3 @@ def _searchsorted(
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def _bucketize(ctx: Context, values: Any, borders: Any, *, right: bool = False, **_: Any) -> Any:
     return jnp.searchsorted(borders, jnp.asarray(values), side="right" if right else "left")
-
-
-@lowers(aten.nll_loss_forward.default)
-def _nll_loss_forward(
-    ctx: Context, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
-) -> tuple[Any, Any]:
-    wide = opmath(x.dtype)
-    x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    weights = _nll_weights(x, target, weight, ignore_index, wide)
-    safe = jnp.clip(target, 0, x.shape[1] - 1)
-    losses = -jnp.take_along_axis(x, safe[:, None], axis=1)[:, 0].astype(wide)
-    losses = jnp.where(target == ignore_index, 0, losses) * weights
-    if reduction == 0:
-        return losses.reshape(ctx.shape), jnp.zeros((), wide)
-    total = jnp.sum(weights)
-    return (jnp.sum(losses) / total if reduction == 1 else jnp.sum(losses)), total
-
-
-def _nll_weights(x: Any, target: Any, weight: Any, ignore_index: int, wide: Any) -> Any:
-    safe = jnp.clip(target, 0, x.shape[1] - 1)
-    weights = jnp.ones(target.shape, wide) if weight is None else weight.astype(wide)[safe]
-    return jnp.where(target == ignore_index, 0, weights)
-
-
-@lowers(aten.nll_loss_backward.default)
-def _nll_loss_backward(
-    ctx: Context,
-    grad: Any,
-    x: Any,
-    target: Any,
-    weight: Any,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Any,
-) -> Any:
-    wide = opmath(x.dtype)
-    rows, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    weights = _nll_weights(rows, target, weight, ignore_index, wide)
-    scale = cast(grad, wide).reshape(-1) if reduction == 0 else cast(grad, wide)
-    if reduction == 1:
-        scale = scale / cast(total_weight, wide)
-    hit = jax.nn.one_hot(target, rows.shape[1], dtype=wide) != 0
-    return jnp.where(hit, -(weights * scale)[:, None], 0).reshape(x.shape)

@@ -20,6 +20,7 @@ from ._shared import (
     cast,
     is_complex,
     is_floating,
+    is_tensor,
     opmath,
     pointwise,
     predicate,
@@ -246,6 +247,8 @@ def _round_decimals(ctx: Context, x: Any, decimals: int = 0) -> Any:
 )
 def _div(ctx: Context, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     dtype = opmath(ctx.dtype)
+    if rounding_mode is not None:
+        _check_divisor(ctx, b)
     a, b = cast(a, dtype), cast(b, dtype)
     if rounding_mode is None:
         return a / b
@@ -253,6 +256,13 @@ def _div(ctx: Context, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return _floor_divide(a, b)
     return jnp.trunc(a / b) if is_floating(dtype) else jax.lax.div(a, b)
+
+
+def _check_divisor(ctx: Context, divisor: Any) -> None:
+    """ATen raises where it divides integers by zero, in text a ZeroDivisionError."""
+    known = not is_tensor(divisor) and divisor != 0
+    if not (known or is_floating(ctx.dtype) or 0 in ctx.shape):
+        ctx.check(cast(divisor, ctx.dtype) == 0, RuntimeError, "ZeroDivisionError")
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
@@ -277,10 +287,16 @@ def _remainder(a: Any, b: Any) -> Any:
     return jnp.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
 
-lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(
-    pointwise(_remainder)
-)
-lowers(aten.fmod.Tensor, aten.fmod.Scalar)(pointwise(jax.lax.rem))
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def _checked_remainder(ctx: Context, a: Any, b: Any) -> Any:
+    _check_divisor(ctx, b)
+    return pointwise(_remainder)(ctx, a, b)
+
+
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def _fmod(ctx: Context, a: Any, b: Any) -> Any:
+    _check_divisor(ctx, b)
+    return pointwise(jax.lax.rem)(ctx, a, b)
 
 
 def _power(base: Any, exponent: Any) -> Any:

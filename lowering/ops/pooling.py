@@ -16,7 +16,7 @@ import torch
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast, is_floating, is_nan, nan_first, opmath
+from ._shared import cast, check_range, is_floating, is_nan, nan_first, opmath
 
 aten = torch.ops.aten
 
@@ -288,3 +288,14 @@ def _adaptive_max_pool2d_backward(ctx: Context, grad: Any, x: Any, indices: Any)
 @lowers(aten.adaptive_max_pool3d_backward.default)
 def _adaptive_max_pool3d_backward(ctx: Context, grad: Any, x: Any, indices: Any) -> Any:
     return _scatter_maxima(ctx, grad, indices, 3)
+
+
+@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
+def _max_unpool(ctx: Context, x: Any, indices: Any, output_size: Sequence[int], *_: Any) -> Any:
+    size = math.prod(output_size)
+    check_range(ctx, indices, size, error=RuntimeError)
+    planes = math.prod(x.shape[: -len(output_size)])
+    values, place = x.reshape(planes, -1), indices.reshape(planes, -1)
+    rows = jnp.arange(planes)[:, None]
+    result = jnp.zeros((planes, size), x.dtype).at[rows, place].set(values, mode="drop")
+    return result.reshape(ctx.shape)

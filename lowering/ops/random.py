@@ -25,6 +25,23 @@ def _refuse_generator(node: fx.Node) -> str | None:
     return "a generator of the user's own" if node.kwargs.get("generator") is not None else None
 
 
+def _argument(node: fx.Node, position: int, name: str, default: float) -> Any:
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
+
+
+# Arguments that are numbers are checked here: a call that ATen would not take is left to it.
+
+
+def _refuse_bounds(node: fx.Node) -> str | None:
+    low, high = _argument(node, 1, "from", 0.0), _argument(node, 2, "to", 1.0)
+    return _refuse_generator(node) or ("an empty range" if low > high else None)
+
+
+def _refuse_probability(node: fx.Node) -> str | None:
+    proper = 0 <= _argument(node, 1, "p", 0.5) <= 1
+    return _refuse_generator(node) or (None if proper else "a probability not between 0 and 1")
+
+
 def _bits(ctx: Context, shape: tuple[int, ...], salt: int = 0) -> Any:
     """Uniform 32-bit words: ``seed[0]`` is the key, ``seed[1]`` the operator's stream."""
     key = jax.lax.bitcast_convert_type(ctx.seed[0], jnp.uint64)
@@ -84,7 +101,7 @@ def _rand(ctx: Context, *_: Any, **__: Any) -> Any:
     return _uniform(ctx, ctx.shape, dtype=ctx.dtype)
 
 
-@lowers(aten.uniform.default, random=True, refuse=_refuse_generator)
+@lowers(aten.uniform.default, random=True, refuse=_refuse_bounds)
 def _uniform_between(ctx: Context, x: Any, low: Any = 0.0, high: Any = 1.0, **_: Any) -> Any:
     return _uniform(ctx, ctx.shape, dtype=ctx.dtype) * (high - low) + low
 
@@ -149,11 +166,13 @@ def _randn(ctx: Context, *_: Any, **__: Any) -> Any:
     return _normal(ctx, ctx.shape)
 
 
-@lowers(aten.bernoulli.p, random=True, refuse=_refuse_generator)
+@lowers(aten.bernoulli.p, random=True, refuse=_refuse_probability)
 def _bernoulli_p(ctx: Context, x: Any, p: float = 0.5, **_: Any) -> Any:
     return _uniform(ctx, x.shape) < p
 
 
 @lowers(aten.bernoulli.default, random=True, refuse=_refuse_generator)
 def _bernoulli(ctx: Context, x: Any, **_: Any) -> Any:
+    # NaN is no probability either.
+    ctx.check(~((x >= 0) & (x <= 1)), RuntimeError, "a probability is not between 0 and 1")
     return _uniform(ctx, x.shape) < x
