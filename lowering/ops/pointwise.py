@@ -40,10 +40,6 @@ def _sign(x: Any) -> Any:
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
-def _digamma(x: Any) -> Any:
-    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), jax.lax.digamma(x))
-
-
 _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.abs.default: jnp.abs,
     aten.acos.default: jnp.arccos,
@@ -85,7 +81,6 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.angle.default: lambda x: jnp.where(jnp.isnan(x), x, jnp.angle(x)),
     aten.conj_physical.default: jnp.conj,
     aten._conj_physical.default: jnp.conj,
-    aten.digamma.default: _digamma,
     aten.erfinv.default: jax.lax.erf_inv,
     aten.i0.default: special.i0,
     aten.lgamma.default: jax.lax.lgamma,
@@ -206,8 +201,6 @@ _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     aten.fmin.default: jnp.fmin,
     aten.gcd.default: jnp.gcd,
     aten.hypot.default: jnp.hypot,
-    aten.igamma.default: jax.lax.igamma,
-    aten.igammac.default: jax.lax.igammac,
     aten.lcm.default: jnp.lcm,
     aten.ldexp.Tensor: lambda x, exponent: x * jnp.exp2(exponent),
     aten.maximum.default: jnp.maximum,
