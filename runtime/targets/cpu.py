@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from ..types import CompilerOptions
-from . import ffi
+from . import ffi, linear_algebra  # noqa: F401 - it registers its kernels
 from .kernels import KernelSpec, build, wants
 
 PREFIX = "neuron."

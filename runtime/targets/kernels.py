@@ -27,6 +27,8 @@ _DTYPES = {
     "f64": torch.float64,
     "bf16": torch.bfloat16,
     "f16": torch.float16,
+    "complex<f32>": torch.complex64,
+    "complex<f64>": torch.complex128,
     "i1": torch.bool,
     "i32": torch.int32,
     "i64": torch.int64,
