@@ -20,7 +20,7 @@ _SYMBOLS = {
     "fallback": "eager",
     "expected failure": "✗",
     "failed": "**failed**",
-    "upstream": "–",
+    "upstream": "·",
 }
 
 _HEADER = """\
@@ -34,7 +34,7 @@ values, dtypes, shapes, strides, `None`s, shared memory, changed arguments, and 
 - **●** every sample runs wholly on the device (lowered to StableHLO) with eager's results.
 - **eager** the results are right, but in some sample an operator runs in eager PyTorch.
 - **✗** an expected failure: see the list.
-- **–** no sample that `backend="aot_eager"` can run (sparse layouts, sizes that depend on data).
+- **·** no sample that `backend="aot_eager"` can run (sparse layouts, sizes that depend on data).
 - An empty cell: eager has no such dtype.
 """
 

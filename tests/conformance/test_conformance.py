@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from . import page
-from .catalog import ERRORS, MODULE, Case, cases
-from .expected import FAILURES, FALLBACKS, expected_failure, expected_fallback
+from .catalog import ERRORS, Case, cases
+from .expected import expected_failure, expected_fallback
 from .judge import DEVICE, FAILED, UPSTREAM, judge
 
 # The samples of PyTorch's tests call what PyTorch deprecates and warns of.
