@@ -16,12 +16,18 @@ aten = torch.ops.aten
 # Decompositions that core ATen leaves out, for operators without a lowering of their own.
 _MORE = (
     aten.addmv,
+    aten.as_strided_copy,
+    aten.as_strided_scatter,
     aten.baddbmm,
     aten.cudnn_batch_norm,
+    aten.dist,
     aten.linalg_vector_norm,
+    aten.narrow_copy,
     aten.native_dropout_backward,
+    aten.permute_copy,
     aten.upsample_bilinear2d,
     aten.upsample_nearest2d,
+    aten.view_copy,
 )
 
 # Operators that equal a composite one, which is traced through.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -52,6 +53,43 @@ def _addmm(ctx: Context, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 
         product = product * cast(alpha, dtype)
     # beta == 0 ignores the bias altogether, NaN included.
     return product if beta == 0 else product + cast(bias, dtype) * cast(beta, dtype)
+
+
+@lowers(aten.addbmm.default)
+def _addbmm(ctx: Context, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    rows = jnp.moveaxis(a, 0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
+    return _addmm(ctx, bias, rows, b.reshape(b.shape[0] * b.shape[1], b.shape[2]), beta, alpha)
+
+
+@lowers(aten._trilinear.default)
+def _trilinear(
+    ctx: Context,
+    a: Any,
+    b: Any,
+    c: Any,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of three operands, each with dimensions of size one put in, summed."""
+    wide = opmath(ctx.dtype)
+    operands = [
+        jnp.expand_dims(cast(x, wide), tuple(dims))
+        for x, dims in ((a, expand1), (b, expand2), (c, expand3))
+    ]
+    rank = operands[0].ndim
+    letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
+    # einsum contracts without materializing the product; a dimension of size one is left out.
+    named = [
+        "".join(n for n, size in zip(letters, x.shape, strict=True) if size != 1) for x in operands
+    ]
+    kept = "".join(
+        n for dim, n in enumerate(letters) if dim not in sumdim and any(n in x for x in named)
+    )
+    squeezed = [x.reshape([size for size in x.shape if size != 1]) for x in operands]
+    return jnp.einsum(f"{','.join(named)}->{kept}", *squeezed).reshape(ctx.shape)
 
 
 @lowers(aten.mv.default)

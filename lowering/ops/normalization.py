@@ -145,6 +145,20 @@ def _batch_norm_no_stats(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
     return _results(ctx, x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
+@lowers(aten._batch_norm_with_update_functional.default)
+def _batch_norm_with_update(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
+    *tensors, momentum, eps = arguments
+    result, mean, rstd, *running = _results(ctx, *tensors, True, momentum, eps)
+    # Between them is what a vendor's kernel reserves for its backward: nothing here.
+    return result, mean, rstd, jnp.zeros(ctx.outputs[3].shape, jnp.uint8), *running
+
+
+@lowers(aten.batch_norm_backward.default)
+def _batch_norm_backward(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
+    *arguments, _reserve = arguments
+    return _native_batch_norm_backward(ctx, *arguments)
+
+
 @lowers(aten.native_batch_norm_backward.default)
 def _native_batch_norm_backward(
     ctx: Context,
@@ -192,7 +206,7 @@ def _native_group_norm(
     eps: float,
 ) -> tuple[Any, Any, Any]:
     wide = opmath(x.dtype)
-    grouped = cast(x, wide).reshape(N, group, -1)
+    grouped = cast(x, wide).reshape(N, group, C // group * HxW)
     mean, variance = _moments(grouped, (2,))
     rstd = jax.lax.rsqrt(variance + jnp.asarray(eps, wide))
     result = ((grouped - mean) * rstd).reshape(x.shape)

@@ -307,6 +307,22 @@ _register_median(aten.median, skip_nan=False)
 _register_median(aten.nanmedian, skip_nan=True)
 
 
+@lowers(aten.mode.default)
+def _mode(ctx: Context, x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """The end of the first longest run in sorted order; NaN equals nothing, as in ATen's loop."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    order = _order(x, dim, False)
+    rows = jnp.take_along_axis(x, order, axis=dim)
+    place = jax.lax.broadcasted_iota(jnp.int64, rows.shape, dim)
+    starts = jnp.where((rows != jnp.roll(rows, 1, dim)) | (place == 0), place, 0)
+    length = place - jax.lax.cummax(starts, axis=dim)
+    longest = jnp.argmax(length, axis=dim, keepdims=True)
+    found = (jnp.take_along_axis(values, longest, axis=dim) for values in (rows, order))
+    return tuple(item if keepdim else jnp.squeeze(item, dim) for item in found)  # type: ignore[return-value]
+
+
 def _plain_reduction(node: fx.Node) -> bool:
     dims: Sequence[int] | None = node.args[1] if len(node.args) > 1 else None  # type: ignore[assignment]
     # Torch-MLIR crashes on the reduction of a tensor without dimensions.
