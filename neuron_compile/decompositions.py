@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import decompositions_linalg
 from .lowering.registry import lookup, version
 from .torch_internals import core_decompositions
 
@@ -43,5 +44,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=2)
 def _table(registry_version: int) -> dict[Any, Callable[..., Any]]:
-    table = {**core_decompositions(_MORE), **_COMPOSITES}
+    table = {**core_decompositions(_MORE), **_COMPOSITES, **decompositions_linalg.DECOMPOSITIONS}
     return {op: function for op, function in table.items() if lookup(op) is None}

@@ -24,7 +24,10 @@ cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig
 linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lu
 linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular lu_unpack
 ormqr triangular_solve _linalg_eigh _linalg_eigvals _linalg_solve_ex _linalg_svd
-""".split()
+"""
+
+
+_INTEGERS = (torch.int32, torch.int64)
 
 
 def _wants(spec: KernelSpec) -> bool:
@@ -73,10 +76,10 @@ def _operator(op: Any) -> Callable[[KernelSpec], Kernel]:
             taken = [view(address) for view, address in zip(results, outputs, strict=True)]
             try:
                 found = op(**dict(zip(tensors, given, strict=True)), **settings)
-            except torch.linalg.LinAlgError:
+            except RuntimeError:  # torch.linalg.LinAlgError is one
                 # The graph looks for NaN and raises what eager raises, once the call is over.
                 for output in taken:
-                    output.fill_(math.nan if output.is_floating_point() else 0)
+                    output.fill_(0 if output.dtype in _INTEGERS else math.nan)
                 return
             for output, result in zip(
                 taken, found if isinstance(found, tuple | list) else (found,), strict=True
@@ -88,5 +91,5 @@ def _operator(op: Any) -> Callable[[KernelSpec], Kernel]:
     return builder
 
 
-for _name in _OPERATORS:
+for _name in _OPERATORS.split():
     kernel(_name, when=_wants)(_operator(getattr(aten, _name).default))
