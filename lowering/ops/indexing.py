@@ -7,6 +7,7 @@ and so does a check beside each of them (``check_range``), with the type of erro
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import fx
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast, check_range, is_floating, is_tensor, opmath
+from ._shared import cast, check_range, is_floating, is_tensor, operand_dtype, opmath
 
 aten = torch.ops.aten
 
@@ -73,6 +74,8 @@ def _index_select(ctx: Context, x: Any, dim: int, index: Any) -> Any:
 
 @lowers(aten.gather.default)
 def _gather(ctx: Context, x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    if index.size == 0:
+        return jnp.zeros(ctx.shape, ctx.dtype)
     _check_row(ctx, x, dim, index)
     if x.ndim == 0:
         return jnp.broadcast_to(x, ctx.shape)
@@ -110,6 +113,8 @@ def _scatter(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
 
 @lowers(aten.scatter_add.default)
 def _scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
+    if index.size == 0:
+        return x
     _check_row(ctx, x, dim, index)
     if x.ndim == 0:
         return x + source.reshape(())
@@ -218,13 +223,64 @@ def _put(ctx: Context, x: Any, index: Any, source: Any, accumulate: bool = False
     return flat.reshape(x.shape)
 
 
-@lowers(aten.masked_scatter.default)
+def _refuse_other_mask(node: fx.Node) -> str | None:
+    mask = operand_dtype(node, 1)
+    return None if mask is torch.bool else f"a mask of {mask} is an error in eager"
+
+
+@lowers(aten.masked_scatter.default, refuse=_refuse_other_mask)
 def _masked_scatter(ctx: Context, x: Any, mask: Any, source: Any) -> Any:
-    position = jnp.cumsum(jnp.broadcast_to(mask, x.shape).ravel()) - 1
+    mask = jnp.broadcast_to(mask, ctx.shape)
+    position = jnp.cumsum(mask.ravel()) - 1
     if position.size > source.size:
         short = position[-1] >= source.size
         ctx.check(short, RuntimeError, "fewer elements in source than ones in mask")
-    return jnp.where(mask, _rows(source.ravel(), position).reshape(x.shape), x)
+    if source.size == 0:
+        return jnp.broadcast_to(x, ctx.shape)
+    return jnp.where(mask, _rows(source.ravel(), position).reshape(ctx.shape), x)
+
+
+@lowers(aten.masked_scatter_backward.default)
+def _masked_scatter_backward(ctx: Context, grad: Any, mask: Any, sizes: Sequence[int]) -> Any:
+    """Where the mask holds, the n-th element of the gradient is that of the source's n-th."""
+    mask = jnp.broadcast_to(mask, grad.shape).ravel()
+    position = jnp.where(mask, jnp.cumsum(mask) - 1, math.prod(sizes))
+    source = jnp.zeros(math.prod(sizes), grad.dtype)
+    return source.at[position].set(grad.ravel(), mode="drop").reshape(ctx.shape)
+
+
+@lowers(aten.nonzero_static.default)
+def _nonzero_static(ctx: Context, x: Any, *, size: int, fill_value: int = -1) -> Any:
+    if x.ndim == 0 or x.size == 0:
+        return jnp.full(ctx.shape, fill_value, jnp.int64)
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1)
+
+
+def _refuse_unsized(node: fx.Node) -> str | None:
+    sized = node.kwargs.get("output_size") is not None
+    return None if sized else "the number of repetitions depends on data; pass output_size"
+
+
+@lowers(aten.repeat_interleave.Tensor, refuse=_refuse_unsized)
+def _repeat_interleave(ctx: Context, repeats: Any, *, output_size: int) -> Any:
+    ctx.check(jnp.any(repeats < 0), RuntimeError, "repeats can not be negative")
+    other = jnp.sum(repeats) != output_size
+    ctx.check(other, RuntimeError, "allocated size does not match required size")
+    positions = jnp.arange(repeats.shape[0], dtype=ctx.dtype)
+    return jnp.repeat(positions, repeats, total_repeat_length=output_size)
+
+
+@lowers(aten.embedding_renorm.default)
+def _embedding_renorm(
+    ctx: Context, weight: Any, indices: Any, max_norm: float, norm_type: float
+) -> Any:
+    """Scale the rows that are looked up and longer than ``max_norm`` down to it."""
+    check_range(ctx, indices, weight.shape[0])
+    flat = indices.ravel()
+    rows = _rows(weight, flat)
+    norm = jnp.linalg.norm(rows, ord=norm_type, axis=-1, keepdims=True)
+    scale = jnp.where(norm > max_norm, max_norm / (norm + 1e-7), 1).astype(rows.dtype)
+    return weight.at[flat].set(rows * scale, mode="drop")
 
 
 @lowers(aten.index_add.default)

@@ -16,6 +16,7 @@ from ..trace import Context
 from ._shared import cast, numeric_view, opmath
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 @lowers(
@@ -151,7 +152,7 @@ def _split(ctx: Context, x: Any, _sizes: Any, dim: int = 0) -> list[Any]:
     return _pieces(x, [output.shape[dim] for output in ctx.outputs], dim)
 
 
-@lowers(aten.unbind.int)
+@lowers(aten.unbind.int, aten.unbind_copy.int)
 def _unbind(ctx: Context, x: Any, dim: int = 0) -> list[Any]:
     dim %= x.ndim
     return [jax.lax.index_in_dim(x, i, axis=dim, keepdims=False) for i in range(x.shape[dim])]
@@ -233,7 +234,8 @@ def _unfold(ctx: Context, x: Any, dimension: int, size: int, step: int) -> Any:
 def _refuse_strided(node: fx.Node) -> str | None:
     """Only where the storage that strides walk over is the tensor itself."""
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
-    sizes, strides, *rest = node.args[1:]
+    first = 2 if node.target is prims.as_strided_scatter.default else 1
+    sizes, strides, *rest = node.args[first:]
     offset = rest[0] if rest else node.kwargs.get("storage_offset")
     steps = zip(sizes, strides, strict=True)  # type: ignore[arg-type]
     last = (offset or 0) + sum((size - 1) * stride for size, stride in steps)
@@ -245,10 +247,23 @@ def _refuse_strided(node: fx.Node) -> str | None:
 def _as_strided(
     ctx: Context, x: Any, size: Any, stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    position = jnp.full(ctx.shape, storage_offset or 0, jnp.int64)
+    return jnp.take(x.ravel(), _positions(size, stride, storage_offset))
+
+
+@lowers(prims.as_strided_scatter.default, refuse=_refuse_strided)
+def _as_strided_scatter(
+    ctx: Context, x: Any, source: Any, size: Any, stride: Sequence[int], storage_offset: int
+) -> Any:
+    positions = _positions(size, stride, storage_offset).ravel()
+    return x.ravel().at[positions].set(cast(source, x.dtype).ravel()).reshape(x.shape)
+
+
+def _positions(size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
+    """Where in the storage the elements of a strided view are."""
+    position = jnp.full(size, offset or 0, jnp.int64)
     for axis, step in enumerate(stride):
-        position += step * jax.lax.broadcasted_iota(jnp.int64, ctx.shape, axis)
-    return jnp.take(x.ravel(), position)
+        position += step * jax.lax.broadcasted_iota(jnp.int64, size, axis)
+    return position
 
 
 @lowers(aten.copy.default)
