@@ -8,7 +8,7 @@ ATen's kernel gives eager's very choice.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,24 +17,25 @@ import torch
 from ..registry import Validator, lowers
 from ..trace import Context, to_jax
 from . import _factorizations as factor
+from ._eigenvalues import eig
 from ._factorizations import adjoint, over_batch
+from ._indefinite import ldl, ldl_solve
 from ._shared import cast, is_tensor, opmath
 
 aten = torch.ops.aten
 LinAlgError = torch.linalg.LinAlgError
 
-#: Which elements of results mean that eager raises, given the first operand and the results.
-Failure = Callable[[Any, Any], Any]
+#: Where eager raises, given the first operand and the results; the error and its message.
+Failure = tuple[Callable[[Any, Any], Any], type[Exception], str]
 
 
 def decomposes(
-    op: Any, *, fails: tuple[Failure, str] | None = None, refuse: Validator | None = None
+    op: Any, *, fails: Sequence[Failure] = (), refuse: Validator | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the decomposition of composite ``neuron.<operator>``.
 
     It is called with the operator's arguments by name and gives its results in order. Numbers,
-    flags and strings become the composite's attributes; ``None`` is left out. ``fails`` says
-    where eager raises a ``LinAlgError``, and with which message.
+    flags and strings become the composite's attributes; ``None`` is left out.
     """
     schema = op._schema
     names = [argument.name for argument in schema.arguments]
@@ -58,9 +59,8 @@ def decomposes(
             results = tuple(
                 ctx.kernel(schema.name.split("::")[1], plain, list(tensors.values()), **attributes)
             )
-            if fails is not None:
-                failed, message = fails
-                ctx.check(failed(bound[names[0]], results), LinAlgError, message, always=True)
+            for failed, error, message in fails:
+                ctx.check(failed(bound[names[0]], results), error, message, always=True)
             return results if len(results) > 1 else results[0]
 
         lowers(op, refuse=refuse)(lowered)
@@ -233,19 +233,19 @@ def _qr(A: Any, mode: str) -> tuple[Any, Any]:
 # --- spectra -----------------------------------------------------------------------------------
 
 _NOT_CONVERGED = "The algorithm failed to converge because the input matrix "
+_REPEATED = f"{_NOT_CONVERGED}is ill-conditioned or has too many repeated eigenvalues."
 
 
-def _all_finite(a: Any) -> Any:
+def _finite(a: Any) -> Any:
     return jnp.all(jnp.isfinite(a))
 
 
-@decomposes(
-    aten._linalg_eigh.default,
-    fails=(
-        lambda a, results: jnp.any(jnp.isnan(results[0])) & _all_finite(a),
-        f"linalg.eigh: {_NOT_CONVERGED}is ill-conditioned or has too many repeated eigenvalues.",
-    ),
-)
+def _lost(position: int) -> Callable[[Any, Any], Any]:
+    """Whether a result is NaN though the matrix is finite: the algorithm has failed."""
+    return lambda a, results: jnp.any(jnp.isnan(results[position])) & _finite(a)
+
+
+@decomposes(aten._linalg_eigh.default, fails=[(_lost(0), LinAlgError, f"linalg.eigh: {_REPEATED}")])
 def _eigh(A: Any, UPLO: str, compute_v: bool) -> tuple[Any, Any]:
     lower = adjoint(A) if UPLO.upper() == "U" else A
     strict = jnp.tril(lower, -1)
@@ -254,19 +254,54 @@ def _eigh(A: Any, UPLO: str, compute_v: bool) -> tuple[Any, Any]:
     return values, vectors if compute_v else None
 
 
+_NOT_FINITE = f"linalg.svd: {_NOT_CONVERGED}contained non-finite values."
+
+
 @decomposes(
     aten._linalg_svd.default,
-    fails=(
-        lambda a, results: (
-            jnp.any(jnp.isnan(a)) | (jnp.any(jnp.isnan(results[1])) & _all_finite(a))
-        ),
-        f"linalg.svd: {_NOT_CONVERGED}contained non-finite values.",
-    ),
+    fails=[
+        (lambda a, results: jnp.isnan(a), LinAlgError, _NOT_FINITE),
+        (_lost(1), LinAlgError, f"linalg.svd: {_REPEATED}"),
+    ],
 )
 def _svd(A: Any, full_matrices: bool, compute_uv: bool, driver: str | None) -> tuple[Any, ...]:
     compute = functools.partial(factor.svd, full=full_matrices, vectors=compute_uv)
     u, s, vh = over_batch(compute, A)
     return (u, s, vh) if compute_uv else (None, s, None)
+
+
+_EIG_FAILS: list[Failure] = [
+    (
+        lambda a, results: ~_finite(a),
+        RuntimeError,
+        "torch.linalg.eig: input tensor should not contain infs or NaNs.",
+    ),
+    (_lost(0), LinAlgError, f"linalg.eig: {_REPEATED}"),
+]
+
+
+@decomposes(aten.linalg_eig.default, fails=_EIG_FAILS)
+def _eig(self: Any) -> tuple[Any, Any]:
+    return over_batch(eig, cast(self, jnp.result_type(self, jnp.complex64)))
+
+
+@decomposes(aten._linalg_eigvals.default, fails=_EIG_FAILS)
+def _eigvals(self: Any) -> Any:
+    return _eig(self)[0]
+
+
+# --- indefinite matrices -----------------------------------------------------------------------
+
+
+@decomposes(aten.linalg_ldl_factor_ex.default)
+def _ldl_factor_ex(self: Any, hermitian: bool, check_errors: bool) -> tuple[Any, Any, Any]:
+    return over_batch(functools.partial(ldl, hermitian=hermitian), self)
+
+
+@decomposes(aten.linalg_ldl_solve.default)
+def _ldl_solve(LD: Any, pivots: Any, B: Any, hermitian: bool) -> Any:
+    solve = functools.partial(ldl_solve, hermitian=hermitian)
+    return over_batch(solve, LD, pivots, B, ranks=(2, 1, 2))
 
 
 # --- functions of matrices -----------------------------------------------------------------------
