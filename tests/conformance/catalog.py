@@ -67,11 +67,18 @@ class Sample:
 @functools.cache
 def operators() -> dict[str, Any]:
     """The entries of ``op_db``, by name and variant."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as database
 
+    # Entries with random results seed within the call, which Dynamo cannot trace.
+    database.wrapper_set_seed = _unseeded
     return {
-        op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db
+        op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op
+        for op in database.op_db
     }
+
+
+def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
 
 
 @functools.cache
