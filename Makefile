@@ -15,7 +15,7 @@ LINT_EXTRAS := lint,test,demo,bench
 MYPY = $(BIN)/mypy | sed -E 's,^build/types/neuron_compile/(lowering|runtime)/,\1/,; s,^build/types/,,'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint typecheck types bench test-versions clean
+.PHONY: help demo test test-all conformance lint typecheck types bench test-versions clean
 # A failed install must not leave a stamp that says it is done.
 .DELETE_ON_ERROR:
 
@@ -40,6 +40,9 @@ test: $(VENV)/.installed-test,demo ## Run the fast tests (ARGS= is passed to pyt
 
 test-all: $(VENV)/.installed-test,demo ## Run the slow tests too
 	$(BIN)/python -m pytest $(ARGS)
+
+conformance: $(VENV)/.installed-test,demo ## Run PyTorch's whole operator database, resumable
+	$(BIN)/python -m tests.conformance --page $(ARGS)
 
 lint: $(VENV)/.installed-$(LINT_EXTRAS) types ## Run ruff and mypy
 	$(BIN)/ruff check .

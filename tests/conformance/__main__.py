@@ -184,13 +184,16 @@ def main() -> int:
     found = read(options.results)
     results = [found[key] for key in wanted]
     console.print(summary(results))
-    for item in results:
-        if item["status"] in ("failed", "crashed", "hung"):
-            console.print(item["key"], item["status"], *item["failures"][:1], markup=False)
+    failures = [item for item in results if page.status(item) == "failed"]
+    for item in failures:
+        console.print(item["key"], item["status"], *item["failures"][:1], markup=False)
     if options.page:
         page.save(results, options.samples)
         page.write()
-    return int(any(item["status"] in ("failed", "crashed", "hung") for item in results))
+    wrong = page.disagreements(results) if not options.entries and options.shard == "1/1" else []
+    for line in wrong:
+        console.print(line, markup=False)
+    return int(bool(failures or wrong))
 
 
 if __name__ == "__main__":

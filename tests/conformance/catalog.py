@@ -55,13 +55,15 @@ class Case:
 class Sample:
     """A call that can be made again: ``make`` builds the callable (a module is built anew).
 
-    ``process`` makes of the results what is well defined: a singular vector without its sign.
+    ``process`` makes of the results what has a well defined gradient: a singular vector without
+    its sign. ``settle`` makes of them what eager's contract fixes: an index among ties is not.
     """
 
     make: Callable[[], Callable[..., Any]]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     process: Callable[[Any], Any] = lambda results: results
+    settle: Callable[[Any], Any] = lambda results: results
 
 
 @functools.cache
@@ -131,7 +133,24 @@ def _operator_samples(case: Case) -> Iterator[Sample]:
             (sample.input, *sample.args),
             dict(sample.kwargs),
             sample.output_process_fn_grad,
+            functools.partial(_SETTLE[case.entry], sample)
+            if case.entry in _SETTLE
+            else lambda results: results,
         )
+
+
+def _without_ties(sample: Any, results: Any) -> Any:
+    """Values and indices: the index as the value it leads to, for ATen takes any of a tie."""
+    values, index = results
+    x, (_, *dim) = sample.input.detach(), sample.args
+    if x.ndim == 0:
+        return results
+    axis = dim[0] if dim else sample.kwargs.get("dim", -1)
+    kept = index if index.ndim == x.ndim else index.unsqueeze(axis)
+    return values, x.gather(axis, kept).reshape(index.shape)
+
+
+_SETTLE = {"kthvalue": _without_ties}
 
 
 def _module_samples(case: Case) -> Iterator[Sample]:

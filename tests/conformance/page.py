@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalog import DTYPES, ERRORS, INFERENCE, MODULE, OPERATOR, TRAINED, TRAINING, Case
-from .expected import FAILURES, FALLBACKS, expected_failure
+from .expected import FAILURES, FALLBACKS, expected_failure, expected_fallback
 
 STATUSES = ("device", "fallback", "failed", "crashed", "hung", "upstream")
 DATA = Path(__file__).parent / "results.json"
@@ -45,6 +45,25 @@ def status(record: Mapping[str, Any]) -> str:
     if found in ("failed", "crashed", "hung"):
         return "expected failure" if expected_failure(Case.of(record["key"])) else "failed"
     return found
+
+
+def disagreements(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Where the lists of expected failures and fallbacks and the results are not the same.
+
+    Both ways: a failure that no entry names, and an entry that nothing bears out.
+    """
+    found: dict[str, set[str]] = {"expected failure": set(), "fallback": set()}
+    wrong = []
+    for item in records:
+        case, what = Case.of(item["key"]), status(item)
+        found.setdefault(what, set()).add(case.entry)
+        if what == "failed":
+            wrong.append(f"{case.key} fails and is not in FAILURES")
+        if what == "fallback" and expected_fallback(case) is None:
+            wrong.append(f"{case.key} falls back and is not in FALLBACKS")
+    stale = [(name, "FAILURES") for name in FAILURES if name not in found["expected failure"]]
+    stale += [(name, "FALLBACKS") for name in FALLBACKS if name not in found["fallback"]]
+    return wrong + [f"{name} is in {where} and nothing bears that out" for name, where in stale]
 
 
 def save(results: Iterable[Mapping[str, Any]], samples: int) -> None:
