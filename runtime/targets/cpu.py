@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from ..types import CompilerOptions
-from . import ffi, linear_algebra  # noqa: F401 - it registers its kernels
+from . import denormals, ffi, linear_algebra  # noqa: F401 - it registers its kernels
 from .kernels import KernelSpec, build, wants
 
 PREFIX = "neuron."
@@ -20,11 +20,13 @@ class CpuTarget:
 
     def prepare(self, module: Any, options: CompilerOptions) -> int:
         """Replace each composite whose kernel wants its shapes; the rest decompose."""
-        if not options.vendor_kernels:
-            return 0
-        with module.context, ir.Location.unknown():
-            composites = list(_composites(module.operation))
-            return sum(_replace(operation) for operation in composites)
+        replaced = 0
+        if options.vendor_kernels:
+            with module.context, ir.Location.unknown():
+                composites = list(_composites(module.operation))
+                replaced = sum(_replace(operation) for operation in composites)
+        denormals.keep(module)
+        return replaced
 
     def xla_options(self) -> tuple[tuple[str, Any], ...]:
         """Options without which XLA:CPU's values differ from ATen's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..pjrt import register_ffi_handler
 
@@ -24,14 +25,14 @@ _EXECUTE = 3
 _INTERNAL = 13
 
 # Offsets, in 8-byte words, of the fields of XLA_FFI_CallFrame that are read here.
-_EXTENSION, _API, _STAGE = 1, 2, 4
+_EXTENSION, _API, _CONTEXT, _STAGE = 1, 2, 3, 4
 _ARG_COUNT, _ARGS = 7, 9
 _RET_COUNT, _RETS = 12, 14
 _ATTRS = 20
 _FRAME_WORDS = 22
 # Words within XLA_FFI_Buffer and XLA_FFI_Api.
 _BUFFER_DATA = 3
-_API_ERROR_CREATE = 6
+_API_ERROR_CREATE, _API_SCHEDULE, _API_POOL_SIZE = 6, 17, 18
 
 
 class _ErrorArgs(ctypes.Structure):
@@ -43,7 +44,31 @@ class _ErrorArgs(ctypes.Structure):
     ]
 
 
+class _PoolSizeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("count", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class _ScheduleArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("task", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+    ]
+
+
+#: A call as XLA describes it, in words.
+Frame = ctypes.Array[ctypes.c_uint64]
+
 _Frame = _WORD * _FRAME_WORDS
+_Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_ApiFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _ErrorCreate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArgs))
 
@@ -53,25 +78,59 @@ _handlers: list[object] = []  # ctypes callbacks live as long as XLA may call th
 
 def register(build: Callable[[str], Kernel], platform: str) -> None:
     """Register the handler of ``platform``; ``build`` makes a kernel from a call's ``spec``."""
-    handler = _Handler(lambda frame: _call(build, frame))
+    register_function(TARGET_NAME, lambda frame: _run(build, frame), platform)
+
+
+def register_function(name: str, function: Callable[[Frame], None], platform: str) -> None:
+    """Register ``function``, called with the frame of each call of target ``name``."""
+    handler = _Handler(lambda address: _call(function, address))
     _handlers.append(handler)
     address = ctypes.cast(handler, ctypes.c_void_p).value
     assert address is not None
-    register_ffi_handler(TARGET_NAME, address, platform)
+    register_ffi_handler(name, address, platform)
 
 
-def _call(build: Callable[[str], Kernel], address: int) -> int | None:
+def _run(build: Callable[[str], Kernel], frame: Frame) -> None:
+    spec = _spec(frame[_ATTRS])
+    kernel = _kernels.get(spec)
+    if kernel is None:
+        kernel = _kernels[spec] = build(spec.decode())
+    kernel(_addresses(frame, _ARG_COUNT, _ARGS), _addresses(frame, _RET_COUNT, _RETS))
+
+
+def pool_size(frame: Frame) -> int:
+    """How many threads the pool of a call's execution has."""
+    count = ctypes.c_int64(0)
+    arguments = _PoolSizeArgs(
+        ctypes.sizeof(_PoolSizeArgs), None, frame[_CONTEXT], ctypes.pointer(count)
+    )
+    _api(frame, _API_POOL_SIZE)(ctypes.addressof(arguments))
+    return count.value
+
+
+def schedule(frame: Frame, task: Callable[[Any], None], count: int) -> None:
+    """Hand ``task`` to the pool ``count`` times."""
+    function = _Task(task)
+    _handlers.append(function)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    for _ in range(count):
+        arguments = _ScheduleArgs(
+            ctypes.sizeof(_ScheduleArgs), None, frame[_CONTEXT], address, None
+        )
+        _api(frame, _API_SCHEDULE)(ctypes.addressof(arguments))
+
+
+def _api(frame: Frame, field: int) -> Callable[[int], int | None]:
+    return _ApiFunction(_WORD.from_address(frame[_API] + 8 * field).value)
+
+
+def _call(function: Callable[[Frame], None], address: int) -> int | None:
     frame = _Frame.from_address(address)
     try:
         if frame[_EXTENSION] and _answer_metadata(frame[_EXTENSION]):
             return None
-        if frame[_STAGE] & 0xFFFFFFFF != _EXECUTE:
-            return None
-        spec = _spec(frame[_ATTRS])
-        kernel = _kernels.get(spec)
-        if kernel is None:
-            kernel = _kernels[spec] = build(spec.decode())
-        kernel(_addresses(frame, _ARG_COUNT, _ARGS), _addresses(frame, _RET_COUNT, _RETS))
+        if frame[_STAGE] & 0xFFFFFFFF == _EXECUTE:
+            function(frame)
     except BaseException as error:  # noqa: BLE001 - it crosses C; XLA raises it as a status
         return _error(frame[_API], f"{type(error).__name__}: {error}")
     return None
