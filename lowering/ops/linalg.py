@@ -118,7 +118,10 @@ _NOT_DEFINITE = (
 )
 
 
-@decomposes(aten.cholesky.default, fails=(lambda a, results: jnp.isnan(results[0]), _NOT_DEFINITE))
+@decomposes(
+    aten.cholesky.default,
+    fails=[(lambda a, results: jnp.isnan(results[0]), LinAlgError, _NOT_DEFINITE)],
+)
 def _cholesky(self: Any, upper: bool) -> Any:
     return _cholesky_factor(self, upper)[0]
 
@@ -270,22 +273,24 @@ def _svd(A: Any, full_matrices: bool, compute_uv: bool, driver: str | None) -> t
     return (u, s, vh) if compute_uv else (None, s, None)
 
 
-_EIG_FAILS: list[Failure] = [
-    (
-        lambda a, results: ~_finite(a),
-        RuntimeError,
-        "torch.linalg.eig: input tensor should not contain infs or NaNs.",
-    ),
-    (_lost(0), LinAlgError, f"linalg.eig: {_REPEATED}"),
-]
-
-
-@decomposes(aten.linalg_eig.default, fails=_EIG_FAILS)
+@decomposes(
+    aten.linalg_eig.default,
+    fails=[
+        (
+            lambda a, results: ~_finite(a),
+            RuntimeError,
+            "torch.linalg.eig: input tensor should not contain infs or NaNs.",
+        ),
+        (_lost(0), LinAlgError, f"linalg.eig: {_REPEATED}"),
+    ],
+)
 def _eig(self: Any) -> tuple[Any, Any]:
     return over_batch(eig, cast(self, jnp.result_type(self, jnp.complex64)))
 
 
-@decomposes(aten._linalg_eigvals.default, fails=_EIG_FAILS)
+@decomposes(
+    aten._linalg_eigvals.default, fails=[(_lost(0), LinAlgError, f"linalg.eigvals: {_REPEATED}")]
+)
 def _eigvals(self: Any) -> Any:
     return _eig(self)[0]
 
