@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from . import logs
-from .decompositions import decompositions
+from .decompositions import decompositions, lowered_whole
 from .errors import SettingsError
 from .graph_compiler import compile_graph
 from .runtime import CompilerOptions, RuntimeCompileError, compile_stablehlo, open_platform
@@ -68,6 +68,7 @@ def compile_dynamo_graph(
         forward=forward,
         backward=backward,
         decompositions=decompositions(),
+        whole=lowered_whole(),
     )
 
 

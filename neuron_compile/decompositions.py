@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from . import decompositions_linalg
-from .lowering.registry import lookup, version
-from .torch_internals import core_decompositions
+from .lowering.registry import lookup, registered, version
+from .torch_internals import core_decompositions, decomposed_above_autograd
 
 aten = torch.ops.aten
 
@@ -26,8 +26,6 @@ _MORE = (
     aten.narrow_copy,
     aten.native_dropout_backward,
     aten.permute_copy,
-    aten.upsample_bilinear2d,
-    aten.upsample_nearest2d,
     aten.view_copy,
 )
 
@@ -40,6 +38,24 @@ _COMPOSITES: dict[Any, Callable[..., Any]] = {
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for AOT Autograd."""
     return dict(_table(version()))
+
+
+def lowered_whole() -> frozenset[Any]:
+    """Overloads that torch would decompose above autograd, though there is a lowering.
+
+    An overload without one, such as ``vec``, leads to the default one, which has it.
+    """
+    return _whole(version())
+
+
+@functools.lru_cache(maxsize=2)
+def _whole(registry_version: int) -> frozenset[Any]:
+    packets = {
+        entry.op.overloadpacket.default
+        for entry in registered()
+        if isinstance(entry.op, torch._ops.OpOverload) and entry.op._overloadname == "default"
+    }
+    return frozenset(found for op in packets for found in decomposed_above_autograd(op))
 
 
 @functools.lru_cache(maxsize=2)

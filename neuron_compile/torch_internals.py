@@ -5,9 +5,10 @@ Tested with torch 2.13.0.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,15 +36,59 @@ def aot_compile(
     forward: GraphCompiler,
     backward: GraphCompiler,
     decompositions: dict[Any, Callable[..., Any]],
+    whole: Iterable[Any] = (),
 ) -> Callable[..., Any]:
-    """Run AOT Autograd over a Dynamo graph and compile what it makes."""
-    return aot_autograd(
+    """Run AOT Autograd over a Dynamo graph and compile what it makes.
+
+    Operators in ``whole`` arrive as they are, and their backward as an operator of its own, though
+    torch has a decomposition that it would trace through above autograd.
+    """
+    compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions,
-    )(module, example_inputs)
+    )
+    with _without_python_kernels(whole):
+        return compiler(module, example_inputs)
+
+
+_ABOVE_AUTOGRAD = (
+    torch._C.DispatchKey.Autograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+
+
+@contextlib.contextmanager
+def _without_python_kernels(ops: Iterable[Any]) -> Iterator[None]:
+    """Let the dispatcher take the C++ kernels of ``ops`` while it runs in Python.
+
+    Only tracing runs the dispatcher in Python, and Dynamo's lock lets one thread trace.
+    """
+    kept = {
+        op: {key: op.py_kernels.pop(key) for key in _ABOVE_AUTOGRAD if key in op.py_kernels}
+        for op in ops
+    }
+    for op in kept:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in kept.items():
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def decomposed_above_autograd(op: Any) -> list[Any]:
+    """The overloads of an operator's packet that torch decomposes in Python above autograd."""
+    packet = op.overloadpacket
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return [
+        overload
+        for overload in overloads
+        if torch._C.DispatchKey.Autograd in overload.py_kernels and not overload._schema.is_mutable
+    ]
 
 
 def core_decompositions(more: Sequence[Any]) -> dict[Any, Callable[..., Any]]:

@@ -19,6 +19,7 @@ from . import (
     random,
     reductions,
     special,
+    upsampling,
     views,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "random",
     "reductions",
     "special",
+    "upsampling",
     "views",
 ]

@@ -1,0 +1,282 @@
+"""Upsampling in one to three dimensions, with and without antialiasing, and its backward.
+
+Interpolation is separable: along each axis an output element is a weighted sum of a few input
+elements, whose positions and weights are known when the operator is traced. They are computed as
+in ATen (``ATen/native/UpSample.h`` and ``cpu/UpSampleKernel.cpp``), in its precision: a position
+that rounds to another input element would be a visible error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ..registry import lowers
+from ..trace import Context
+from ._shared import cast, opmath
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taps:
+    """``index``, ``weight`` ``[output, taps]``: what each output element along an axis adds up.
+
+    ``real`` says which taps are no padding; ``None`` stands for all of them.
+    """
+
+    index: np.ndarray
+    weight: np.ndarray
+    real: np.ndarray | None = None
+
+    def transposed(self, size: int) -> _Taps:
+        """The taps of the backward: which outputs each of ``size`` inputs had a part in."""
+        rows, taps = np.nonzero(np.ones_like(self.index) if self.real is None else self.real)
+        inputs = self.index[rows, taps]
+        order = np.argsort(inputs, kind="stable")
+        inputs, rows, weights = inputs[order], rows[order], self.weight[rows, taps][order]
+        counts = np.bincount(inputs, minlength=size)
+        place = np.arange(len(inputs)) - (np.cumsum(counts) - counts)[inputs]
+        shape = size, max(int(counts.max(initial=0)), 1)
+        index, weight = np.zeros(shape, np.int64), np.zeros(shape, self.weight.dtype)
+        index[inputs, place], weight[inputs, place] = rows, weights
+        return _Taps(index, weight, np.arange(shape[1]) < counts[:, None])
+
+    def apply(self, x: Any, axis: int) -> Any:
+        """The weighted sums along ``axis``."""
+        taken = self._taken(x, axis)
+        if self.weight.shape[1] == 1 and self.real is None and (self.weight == 1).all():
+            return jnp.squeeze(taken, axis + 1)
+        terms = taken * self._along(self.weight, x, axis, x.dtype)
+        return jnp.sum(self._masked(terms, axis), axis=axis + 1)
+
+    def apply_uint8(self, x: Any, axis: int) -> Any:
+        """The same for ``uint8`` images: 16-bit fixed-point weights, and a rounded result."""
+        largest, bits = self.weight.max(), 0
+        while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+            bits += 1
+        fixed = np.trunc(self.weight * (1 << bits) + np.copysign(0.5, self.weight))
+        terms = self._taken(x, axis).astype(jnp.int32)
+        terms = terms * self._along(fixed, x, axis, jnp.int32)
+        total = jnp.sum(terms, axis=axis + 1, dtype=jnp.int32) + (1 << (bits - 1))
+        return jnp.clip(total >> bits, 0, 255).astype(jnp.uint8)
+
+    def _taken(self, x: Any, axis: int) -> Any:
+        place = (*(slice(None),) * axis, jnp.asarray(self.index, jnp.int32))
+        return x.at[place].get(mode="promise_in_bounds")
+
+    def _along(self, values: np.ndarray, x: Any, axis: int, dtype: Any) -> Any:
+        return jnp.asarray(values, dtype).reshape(*values.shape, *(1,) * (x.ndim - axis - 1))
+
+    def _masked(self, terms: Any, axis: int) -> Any:
+        """Padding is left out, not weighted with zero: it may read what is not finite."""
+        if self.real is None:
+            return terms
+        shape = (*self.real.shape, *(1,) * (terms.ndim - axis - 2))
+        return jnp.where(jnp.asarray(self.real).reshape(shape), terms, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axis:
+    """An axis to interpolate along: sizes, and how far apart in the input two outputs are."""
+
+    size: int
+    output: int
+    align_corners: bool
+    factor: float | None
+    real: type[np.floating[Any]]
+
+    @property
+    def scale(self) -> Any:
+        if self.align_corners:
+            return self.real(self.size - 1) / self.real(self.output - 1) if self.output > 1 else 0
+        if self.factor is not None and self.factor > 0:
+            return self.real(1.0 / self.factor)
+        return self.real(self.size) / self.real(self.output)
+
+    def steps(self) -> np.ndarray:
+        return np.arange(self.output).astype(self.real)
+
+    def source(self) -> np.ndarray:
+        """Where in the input each output lies."""
+        if self.align_corners:
+            return self.real(self.scale) * self.steps()
+        half = self.real(0.5)
+        return self.real(self.scale) * (self.steps() + half) - half
+
+    def split(self, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The input element at or before each place, and how far beyond it the place is."""
+        index = np.minimum(np.floor(source).astype(np.int64), self.size - 1)
+        return index, np.clip(source - index.astype(self.real), 0, 1)
+
+
+def _floored(axis: _Axis, steps: np.ndarray) -> _Taps:
+    place = np.floor((steps * axis.scale).astype(np.float32))
+    index = np.minimum(place.astype(np.int64), axis.size - 1)
+    return _Taps(index[:, None], np.ones((axis.output, 1)))
+
+
+def _nearest(axis: _Axis) -> _Taps:
+    return _floored(axis, axis.steps())
+
+
+def _nearest_exact(axis: _Axis) -> _Taps:
+    return _floored(axis, axis.steps() + axis.real(0.5))
+
+
+def _nearest_or_copy(axis: _Axis) -> _Taps:
+    """For the same and the double size ATen has a short cut that ignores the scale factor.
+
+    It takes it backward, in two dimensions, and in three with channels last, which is the one
+    case that differs here: a lowering does not know strides.
+    """
+    if axis.output not in (axis.size, 2 * axis.size):
+        return _nearest(axis)
+    index = np.arange(axis.output) // (axis.output // max(axis.size, 1))
+    return _Taps(index[:, None], np.ones((axis.output, 1)))
+
+
+def _linear(axis: _Axis) -> _Taps:
+    if axis.output == axis.size:
+        index, beyond = np.arange(axis.output), np.zeros(axis.output, axis.real)
+        return _Taps(np.stack([index, index], 1), np.stack([1 - beyond, beyond], 1))
+    index, beyond = axis.split(np.maximum(axis.source(), 0))
+    after = np.minimum(index + 1, axis.size - 1)
+    return _Taps(np.stack([index, after], 1), np.stack([1 - beyond, beyond], 1))
+
+
+def _cubic_filter(x: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution, with its parameter ``a``."""
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _cubic(axis: _Axis) -> _Taps:
+    index, beyond = axis.split(axis.source())
+    offsets = np.arange(-1, 3)
+    reads = np.clip(index[:, None] + offsets, 0, axis.size - 1)
+    return _Taps(reads, _cubic_filter(beyond[:, None] - offsets.astype(axis.real), -0.75))
+
+
+def _antialiased(filter: Callable[[np.ndarray], np.ndarray], width: int) -> Any:
+    """The filter, ``width`` wide, stretched over all inputs that an output covers."""
+
+    def taps(axis: _Axis) -> _Taps:
+        scale = axis.real(axis.scale)
+        center = scale * (axis.steps() + axis.real(0.5))
+        stretch = max(scale, axis.real(1))
+        support = axis.real(width * 0.5) * stretch
+        half = axis.real(0.5)
+        start = np.maximum(np.trunc(center - support + half).astype(np.int64), 0)
+        end = np.minimum(np.trunc(center + support + half).astype(np.int64), axis.size)
+        count = np.clip(end - start, 0, int(np.ceil(support)) * 2 + 1)
+        reach = np.arange(max(int(count.max(initial=0)), 1))
+        index = start[:, None] + reach
+        real = reach < count[:, None]
+        place = (index.astype(axis.real) - center[:, None] + half) * (1 / stretch)
+        weight = np.where(real, filter(place), 0).astype(axis.real)
+        total = weight.sum(axis=1, keepdims=True)
+        weight = weight / np.where(total == 0, 1, total)
+        return _Taps(np.minimum(index, axis.size - 1), weight, None if real.all() else real)
+
+    return taps
+
+
+def _lanczos_filter(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
+
+
+def _merged(taps: _Taps) -> _Taps:
+    """Taps on one element as one, before their weights are rounded."""
+    weight = taps.weight.copy()
+    for later in range(1, weight.shape[1]):
+        for earlier in range(later):
+            same = taps.index[:, earlier] == taps.index[:, later]
+            weight[:, earlier] += np.where(same, weight[:, later], 0)
+            weight[:, later] = np.where(same, 0, weight[:, later])
+    return dataclasses.replace(taps, weight=weight)
+
+
+_LINEAR_AA = _antialiased(lambda x: np.maximum(1 - np.abs(x), 0), 2)
+_CUBIC_AA = _antialiased(lambda x: _cubic_filter(x, -0.5), 4)
+_LANCZOS_AA = _antialiased(_lanczos_filter, 6)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mode:
+    """How one operator interpolates. ``corners``: it has the argument ``align_corners``."""
+
+    taps: Callable[[_Axis], _Taps]
+    rank: int
+    corners: bool = True
+    backward: Callable[[_Axis], _Taps] | None = None
+
+    def axes(
+        self, size: Sequence[int], output: Sequence[int], arguments: Sequence[Any], real: Any
+    ) -> list[_Axis]:
+        align_corners, factors = (
+            (arguments[0], arguments[1:]) if self.corners else (False, arguments)
+        )
+        factors = (*factors, *(None,) * (self.rank - len(factors)))
+        sizes = zip(size[-self.rank :], output[-self.rank :], factors, strict=True)
+        return [_Axis(*pair, align_corners, factor, real) for *pair, factor in sizes]
+
+
+def _register(name: str, mode: _Mode) -> None:
+    @lowers(getattr(aten, name).default)
+    def forward(ctx: Context, x: Any, output_size: Any, *arguments: Any) -> Any:
+        fixed = x.dtype == jnp.uint8
+        single = jnp.finfo(opmath(x.dtype)).dtype == jnp.float32 if not fixed else not mode.corners
+        real = np.float32 if single else np.float64
+        wide = x if fixed else cast(x, opmath(x.dtype))
+        for back, axis in enumerate(reversed(mode.axes(x.shape, ctx.shape, arguments, real)), 1):
+            taps = mode.taps(axis)
+            if fixed and mode.corners:
+                wide = _merged(taps).apply_uint8(wide, x.ndim - back)
+            else:
+                wide = taps.apply(wide, x.ndim - back)
+        return wide
+
+    @lowers(getattr(aten, f"{name}_backward").default)
+    def backward(
+        ctx: Context, grad: Any, output_size: Any, input_size: Any, *arguments: Any
+    ) -> Any:
+        if mode.taps is _cubic and grad.shape == ctx.shape:
+            return grad  # whatever the scale factors were, as in ATen
+        wide = cast(grad, opmath(grad.dtype))
+        real = np.float64 if wide.dtype == jnp.float64 else np.float32
+        for back, axis in enumerate(reversed(mode.axes(ctx.shape, grad.shape, arguments, real)), 1):
+            wide = (
+                (mode.backward or mode.taps)(axis)
+                .transposed(axis.size)
+                .apply(wide, grad.ndim - back)
+            )
+        return wide
+
+
+_MODES: dict[str, _Mode] = {
+    **{
+        f"upsample_nearest{rank}d": _Mode(taps, rank, corners=False, backward=_nearest_or_copy)
+        for rank, taps in ((1, _nearest), (2, _nearest_or_copy), (3, _nearest))
+    },
+    **{
+        f"_upsample_nearest_exact{rank}d": _Mode(_nearest_exact, rank, corners=False)
+        for rank in (1, 2, 3)
+    },
+    "upsample_linear1d": _Mode(_linear, 1),
+    "upsample_bilinear2d": _Mode(_linear, 2),
+    "upsample_trilinear3d": _Mode(_linear, 3),
+    "upsample_bicubic2d": _Mode(_cubic, 2),
+    "_upsample_bilinear2d_aa": _Mode(_LINEAR_AA, 2),
+    "_upsample_bicubic2d_aa": _Mode(_CUBIC_AA, 2),
+    "_upsample_lanczos2d_aa": _Mode(_LANCZOS_AA, 2),
+}
+for _name, _mode in _MODES.items():
+    _register(_name, _mode)
