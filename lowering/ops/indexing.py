@@ -283,7 +283,16 @@ def _embedding_renorm(
     return weight.at[flat].set(rows * scale, mode="drop")
 
 
-@lowers(aten.index_add.default)
+def _refuse_mismatch(node: fx.Node) -> str | None:
+    """Eager raises where the source's other dimensions differ; FakeTensor does not see it."""
+    x, source = (node.args[position].meta["val"] for position in (0, 3))  # type: ignore[union-attr]
+    dim = node.args[1] % max(x.ndim, 1)  # type: ignore[operator]
+    others = [[*shape[:dim], *shape[dim + 1 :]] for shape in (x.shape, source.shape)]
+    fits = x.ndim == 0 or source.ndim == 0 or others[0] == others[1]
+    return None if fits else "the source has other dimensions than self, an error in eager"
+
+
+@lowers(aten.index_add.default, refuse=_refuse_mismatch)
 def _index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, alpha: Any = 1) -> Any:
     wide = opmath(x.dtype)
     source = cast(source, wide) * cast(alpha, wide)

@@ -394,12 +394,14 @@ def _no_worse(mine: torch.Tensor, theirs: torch.Tensor, exact: Any) -> bool:
     ):
         return False
     exact = exact.detach()
-    errors = [(item.to(exact.dtype) - exact).abs() for item in (mine, theirs)]
-    same = [item.isfinite() == exact.to(item.dtype).isfinite() for item in (mine, theirs)]
-    if not bool((same[0] | ~same[1]).all()):
-        return False
-    mine_error, their_error = (error.nan_to_num(0, 0, 0).max() for error in errors)
-    return bool(mine_error <= 1.5 * their_error)
+    mine_error, their_error = (_error(item.to(exact.dtype), exact) for item in (mine, theirs))
+    return mine_error <= 1.5 * their_error
+
+
+def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference; infinite where only one of the two is a number."""
+    same = (found == exact) | (found.isnan() & exact.isnan())
+    return float(torch.where(same, 0, (found - exact).abs().nan_to_num(torch.inf)).max())
 
 
 def _sharing(tree: Any) -> list[int]:
