@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import neuron_compile
+from neuron_compile import graph_compiler
+from neuron_compile.runtime import Executor
 
 from ..support import IGNORE_TORCH, neuron
 from .compare import assert_same, copied
@@ -410,6 +413,47 @@ def test_two_signatures_of_one_lowering() -> None:
         compiled(X, ints(3), ints(0))
     with pytest.raises(IndexError, match=f":{line + 2} in"):
         compiled(X, ints(0), ints(3))
+
+
+@pytest.fixture
+def executors(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
+    """The executors made in a test, in the order of their compilation."""
+    made: list[Executor] = []
+
+    def make(*args: Any) -> Executor:
+        made.append(Executor(*args))
+        return made[-1]
+
+    monkeypatch.setattr(graph_compiler, "Executor", make)
+    return made
+
+
+def test_only_programs_with_checks_have_a_code(executors: list[Executor]) -> None:
+    neuron(lambda x: x * 2 + 1)(X)
+    neuron(lambda x, i: x.index_select(0, i))(X, ints(1))
+    neuron(lambda x, i: x.index_select(0, i), options=UNCHECKED)(X, ints(1))
+    # The indices of these are known: a divisor that is a number, what decompositions make.
+    neuron(lambda x: (x // 3, F.interpolate(x[None, None].float(), scale_factor=2)))(
+        ints(1, 2, 3)[None]
+    )
+    checks = [len(executor.signature.checks) for executor in executors]
+    assert checks == [0, 1, 0, 0]
+
+
+def test_failures_in_threads() -> None:
+    compiled = neuron(lambda x, i: x.index_select(0, i))
+    compiled(X, ints(0))
+
+    def call(row: int) -> str:
+        try:
+            return str(torch.equal(compiled(X, ints(row)), X[row : row + 1]))
+        except IndexError:
+            return "IndexError"
+
+    rows = [0, 3, 1, 5, 2, -1] * 20
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(call, rows))
+    assert outcomes == ["True" if 0 <= row < 3 else "IndexError" for row in rows]
 
 
 UNCHECKED = {"check_indices": False}
