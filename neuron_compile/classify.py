@@ -148,6 +148,8 @@ class _Sources:
         value, whole = node.meta["val"], self.value(base)
         if not isinstance(whole, torch.Tensor) or value.dtype != whole.dtype:
             return None
+        if value.is_conj() != whole.is_conj() or value.is_neg() != whole.is_neg():
+            return None
         if base not in self.positions and (
             dense_permutation(whole) is None
             or whole.numel() * whole.element_size() != whole.untyped_storage().nbytes()
