@@ -23,7 +23,7 @@ from ._indefinite import ldl, ldl_solve
 from ._shared import cast, is_tensor, opmath
 
 aten = torch.ops.aten
-LinAlgError = torch.linalg.LinAlgError
+LinAlgError = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 #: Where eager raises, given the first operand and the results; the error and its message.
 Failure = tuple[Callable[[Any, Any], Any], type[Exception], str]
