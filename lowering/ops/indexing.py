@@ -120,7 +120,8 @@ def _scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Any
         return x + source.reshape(())
     source = source[tuple(slice(0, size) for size in index.shape)]
     wide = opmath(x.dtype)
-    return cast(x, wide).at[_scatter_indices(x, dim, index)].add(cast(source, wide), mode="drop")
+    place = cast(x, wide).at[_scatter_indices(x, dim, index)]
+    return _combine(place, "add", cast(source, wide))
 
 
 _DYNAMIC = "a boolean index selects a number of elements that depends on data"
@@ -213,7 +214,22 @@ def _unsafe_index_put(
     if indices[_first(indices)].dtype == jnp.bool_:
         return _masked_put(x, indices, values, accumulate)
     place = x.at[_index_tuple(indices)]
-    return place.add(values, mode="drop") if accumulate else place.set(values, mode="drop")
+    return _combine(place, "add", values) if accumulate else place.set(values, mode="drop")
+
+
+def _combine(place: Any, method: str, values: Any) -> Any:
+    """Scatter by ``add``, ``multiply``, ``max`` or ``min``; for bool the first two are or, and."""
+    if values.dtype == jnp.bool_:
+        method = {"add": "max", "multiply": "min"}.get(method, method)
+    return getattr(place, method)(values, mode="drop")
+
+
+@lowers(aten.take.default)
+def _take(ctx: Context, x: Any, index: Any) -> Any:
+    if index.size == 0:
+        return jnp.zeros(ctx.shape, ctx.dtype)
+    check_range(ctx, index, x.size, wraps=True)
+    return jnp.take(x.ravel(), jnp.where(index < 0, index + x.size, index), mode="clip")
 
 
 @lowers(aten.put.default)
@@ -303,7 +319,7 @@ def _index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, alpha: A
     if x.ndim == 0:
         return cast(x, wide) + source.reshape(())
     place = (slice(None),) * (dim % x.ndim) + (jnp.atleast_1d(index),)
-    return cast(x, wide).at[place].add(source, mode="drop")
+    return _combine(cast(x, wide).at[place], "add", source)
 
 
 _REDUCTIONS = {
@@ -333,7 +349,7 @@ def _reduce_at(x: Any, place: Any, source: Any, reduce: str, include_self: bool 
     result = cast(x, wide)
     if not include_self:
         result = result.at[place].set(_identity(method, wide), mode="drop")
-    result = getattr(result.at[place], method)(cast(source, wide), mode="drop")
+    result = _combine(result.at[place], method, cast(source, wide))
     if reduce != "mean":
         return result
     count = jnp.full(x.shape, int(include_self), jnp.int64).at[place].add(1, mode="drop")

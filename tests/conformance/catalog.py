@@ -133,24 +133,28 @@ def _operator_samples(case: Case) -> Iterator[Sample]:
             (sample.input, *sample.args),
             dict(sample.kwargs),
             sample.output_process_fn_grad,
-            functools.partial(_SETTLE[case.entry], sample)
+            functools.partial(_without_ties, sample, _SETTLE[case.entry])
             if case.entry in _SETTLE
             else lambda results: results,
         )
 
 
-def _without_ties(sample: Any, results: Any) -> Any:
-    """Values and indices: the index as the value it leads to, for ATen takes any of a tie."""
-    values, index = results
-    x, (_, *dim) = sample.input.detach(), sample.args
-    if x.ndim == 0:
+def _without_ties(sample: Any, position: int, results: Any) -> Any:
+    """Indices as the values that they lead to, for ATen takes any of a tie."""
+    values, index = results if isinstance(results, tuple) else (None, results)
+    x, arguments = sample.input.detach(), sample.args[position:]
+    if x.ndim == 0 or sample.kwargs.get("stable"):
         return results
-    axis = dim[0] if dim else sample.kwargs.get("dim", -1)
+    axis = arguments[0] if arguments else sample.kwargs.get("dim", -1)
     kept = index if index.ndim == x.ndim else index.unsqueeze(axis)
-    return values, x.gather(axis, kept).reshape(index.shape)
+    led_to = x.gather(axis, kept).reshape(index.shape)
+    if (arguments[2:3] or [sample.kwargs.get("sorted", True)])[0] is False:
+        led_to, values = led_to.sort(axis)[0], values.sort(axis)[0]
+    return values, led_to
 
 
-_SETTLE = {"kthvalue": _without_ties}
+#: Entries that return indices, and where their ``dim`` stands after the input.
+_SETTLE = {"kthvalue": 1, "topk": 1, "mode": 0, "sort": 0, "argsort": 0}
 
 
 def _module_samples(case: Case) -> Iterator[Sample]:
