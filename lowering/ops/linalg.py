@@ -198,8 +198,9 @@ def _solve_ex(A: Any, B: Any, left: bool, check_errors: bool) -> tuple[Any, Any,
 
 @decomposes(aten.linalg_inv_ex.default)
 def _inv_ex(A: Any, check_errors: bool) -> tuple[Any, Any]:
-    inverse, _, _, info = _solve_ex(A, jnp.eye(A.shape[-1], dtype=A.dtype), True, False)
-    return inverse, info
+    factors, pivots, info = over_batch(factor.lu, A)
+    identity = jnp.eye(A.shape[-1], dtype=A.dtype)
+    return _lu_solve(factors, pivots, identity, True, False), info
 
 
 # --- QR ----------------------------------------------------------------------------------------

@@ -206,7 +206,8 @@ CASES: dict[str, Case] = {
     "lu_wide": (lu, lambda t: (general(3, 5, dtype=t),)),
     "lu_solve": (lu_solve, lambda t: (general(2, 4, 4, dtype=t), general(2, 4, 3, dtype=t))),
     "solve": (solve, lambda t: (general(2, 4, 4, dtype=t), general(2, 4, 3, dtype=t))),
-    "inv": (inverses, lambda t: (general(2, 4, 4, dtype=t),)),
+    # A batch whose shape is that of a matrix and one more: no right-hand side is a vector here.
+    "inv": (inverses, lambda t: (general(3, 3, 3, dtype=t),)),
     "det": (determinants, lambda t: (general(2, 4, 4, dtype=t),)),
     "qr": (qr, lambda t: (general(2, 5, 3, dtype=t),)),
     "qr_wide": (qr, lambda t: (general(3, 5, dtype=t),)),
