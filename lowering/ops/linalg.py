@@ -35,7 +35,8 @@ def decomposes(
     """Register the decorated function as the decomposition of composite ``neuron.<operator>``.
 
     It is called with the operator's arguments by name and gives its results in order. Numbers,
-    flags and strings become the composite's attributes; ``None`` is left out.
+    flags and strings become the composite's attributes; ``None`` is left out. With
+    ``check_errors``, the last result (``info``) is checked once the call is over.
     """
     schema = op._schema
     names = [argument.name for argument in schema.arguments]
@@ -46,6 +47,9 @@ def decomposes(
             bound = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
             tensors = {name: value for name, value in bound.items() if is_tensor(value)}
             settings = {name: bound[name] for name in names if name not in tensors}
+            checked = settings.get("check_errors", False)
+            if checked:
+                settings["check_errors"] = False
 
             def plain(*arrays: Any) -> list[Any]:
                 results = function(**dict(zip(tensors, arrays, strict=True)), **settings)
@@ -59,6 +63,9 @@ def decomposes(
             results = tuple(
                 ctx.kernel(schema.name.split("::")[1], plain, list(tensors.values()), **attributes)
             )
+            if checked:
+                message = f"{op}: the factorization failed, or the matrix is singular"
+                ctx.check(results[-1] != 0, LinAlgError, message, always=True)
             for failed, error, message in fails:
                 ctx.check(failed(bound[names[0]], results), error, message, always=True)
             return results if len(results) > 1 else results[0]

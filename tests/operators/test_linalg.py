@@ -419,6 +419,8 @@ FAILURES: dict[str, tuple[Callable[..., Any], float]] = {
     "solve": (lambda a: torch.linalg.solve(a, a), 0.0),
     "cholesky": (torch.linalg.cholesky, -1.0),
     "old_cholesky": (torch.cholesky, -1.0),
+    "cholesky_ex": (lambda a: torch.linalg.cholesky_ex(a, check_errors=True), -1.0),
+    "inv_ex": (lambda a: torch.linalg.inv_ex(a, check_errors=True), 0.0),
     "svd": (torch.linalg.svd, math.nan),
     "eig": (torch.linalg.eig, math.nan),
     "eig_infinite": (torch.linalg.eig, math.inf),
