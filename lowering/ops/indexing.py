@@ -337,6 +337,8 @@ def _identity(method: str, dtype: Any) -> Any:
     """The element that a reduction leaves everything else as it is with."""
     if method in ("add", "multiply"):
         return int(method == "multiply")
+    if dtype == jnp.bool_:
+        return method == "min"
     sign = -1 if method == "max" else 1
     if is_floating(dtype):
         return sign * jnp.inf
@@ -412,9 +414,11 @@ def _searchsorted(
     if sorter is not None:
         check_range(ctx, sorter, borders.shape[-1], error=RuntimeError)
         borders = jnp.take_along_axis(borders, sorter, axis=-1)
+    values = jnp.asarray(values)
+    if values.size == 0 or borders.size == 0:
+        return jnp.zeros(ctx.shape, ctx.dtype)
     side = side or ("right" if right else "left")
     search = functools.partial(jnp.searchsorted, side=side)
-    values = jnp.asarray(values)
     if borders.ndim == 1:
         return search(borders, values)
     rows = borders.reshape(-1, borders.shape[-1]), values.reshape(-1, values.shape[-1])
