@@ -124,7 +124,8 @@ def _positions(
     grid: Any, size: Sequence[int], mode: int, padding: int, align_corners: bool
 ) -> tuple[list[Any], list[Any]]:
     """A position along each axis, in the order of ``size``, and its slope in the grid."""
-    places, slopes = [], []
+    places: list[Any] = []
+    slopes: list[Any] = []
     for axis, n in enumerate(reversed(size)):
         place, scale = _unnormalized(grid[..., axis], n, align_corners)
         slope: Any = jnp.full_like(place, scale)

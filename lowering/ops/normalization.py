@@ -154,9 +154,8 @@ def _batch_norm_with_update(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
 
 
 @lowers(aten.batch_norm_backward.default)
-def _batch_norm_backward(ctx: Context, *arguments: Any) -> tuple[Any, ...]:
-    *arguments, _reserve = arguments
-    return _native_batch_norm_backward(ctx, *arguments)
+def _batch_norm_backward(ctx: Context, *arguments: Any) -> tuple[Any, Any, Any]:
+    return _native_batch_norm_backward(ctx, *arguments[:-1])  # the last is the reserve
 
 
 @lowers(aten.native_batch_norm_backward.default)

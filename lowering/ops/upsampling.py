@@ -226,7 +226,7 @@ class _Mode:
         )
         factors = (*factors, *(None,) * (self.rank - len(factors)))
         sizes = zip(size[-self.rank :], output[-self.rank :], factors, strict=True)
-        return [_Axis(*pair, align_corners, factor, real) for *pair, factor in sizes]
+        return [_Axis(n, out, align_corners, factor, real) for n, out, factor in sizes]
 
 
 def _register(name: str, mode: _Mode) -> None:
