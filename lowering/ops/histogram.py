@@ -35,8 +35,8 @@ def _edges(low: Any, high: Any, bins: int) -> Any:
 @lowers(aten.histc.default)
 def _histc(ctx: Context, x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     values = x.ravel()
-    given = (None, None) if min == max and x.size else (min, max)
-    low, high = _limits(ctx, values, *given, half=1)
+    least, most = (None, None) if min == max and x.size else (min, max)
+    low, high = _limits(ctx, values, least, most, half=1)
     inside = (values >= low) & (values <= high)
     # A position, not a search: at an edge its rounding decides, as in ATen.
     place = jnp.where(inside, (values - low) * bins / (high - low), 0).astype(jnp.int64)
@@ -69,8 +69,9 @@ def _even_edges(ctx: Context, x: Any, bins: Sequence[int], range: Any) -> list[A
     points = x.reshape(-1, len(bins))
     edges = []
     for axis, count in enumerate(bins):
-        given = (None, None) if range is None else range[2 * axis : 2 * axis + 2]
-        edges.append(_edges(*_limits(ctx, points[:, axis], *given, half=0.5), count))
+        least, most = (None, None) if range is None else range[2 * axis : 2 * axis + 2]
+        low, high = _limits(ctx, points[:, axis], least, most, half=0.5)
+        edges.append(_edges(low, high, count))
     return edges
 
 

@@ -115,7 +115,7 @@ def _mkldnn_rnn_layer_backward(
     """The forward is run again: its operator keeps no gates."""
     weights = (w_input, w_hidden, b_input, b_hidden)
     operands = _operands(x, weights, h, c, has_biases)
-    results, pull = jax.vjp(lambda *operands: _lstm(*operands, reverse), *operands)
+    results, pull = jax.vjp(lambda *operands: _lstm(*operands, reverse), *operands)  # type: ignore[call-arg]
     grads = (
         jnp.zeros_like(result) if grad is None else cast(grad, result.dtype).reshape(result.shape)
         for grad, result in zip((grad_output, grad_h, grad_c), results, strict=True)
