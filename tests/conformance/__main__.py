@@ -14,6 +14,7 @@ import os
 import selectors
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - kept as long as the worker
 
     def judge(self, key: str, limit: int) -> dict[str, Any]:
         """The result of a case; a crash or a hang is one too."""
@@ -55,8 +57,10 @@ class Worker:
             if self._done >= CASES_PER_WORKER:
                 self.stop()
             return dict(json.loads(line))
-        self.stop()
         what = "crashed" if answered else "hung"
+        if answered:
+            process.wait()
+        self.stop()
         return {
             "key": key,
             "samples": 0,
@@ -64,8 +68,13 @@ class Worker:
             "status": what,
             "fallback": {},
             "backward": [0, 0],
-            "failures": [f"the process {what} (exit code {process.returncode})"],
+            "failures": [f"the process {what} (exit code {process.returncode}): {self._said()}"],
         }
+
+    def _said(self) -> str:
+        """The end of what the process wrote to its standard error."""
+        self._errors.seek(0)
+        return self._errors.read()[-800:]
 
     def stop(self) -> None:
         """End the process, by force if it does not listen."""
@@ -76,11 +85,12 @@ class Worker:
 
     def _start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        self._errors.truncate(0)
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             env=environment,
         )
