@@ -48,12 +48,17 @@ class _Taps:
         return _Taps(index, weight, np.arange(shape[1]) < counts[:, None])
 
     def apply(self, x: Any, axis: int) -> Any:
-        """The weighted sums along ``axis``."""
-        taken = self._taken(x, axis)
+        """The weighted sums along ``axis``; tap by tap they fuse, which a reduction does not."""
         if self.weight.shape[1] == 1 and self.real is None and (self.weight == 1).all():
-            return jnp.squeeze(taken, axis + 1)
-        terms = taken * self._along(self.weight, x, axis, x.dtype)
-        return jnp.sum(self._masked(terms, axis), axis=axis + 1)
+            return self._taken(x, axis, 0)
+        total: Any = 0
+        for tap in range(self.weight.shape[1]):
+            term = self._taken(x, axis, tap) * self._along(self.weight[:, tap], x, axis, x.dtype)
+            # Padding is left out, not weighted with zero: it may read what is not finite.
+            if self.real is not None and not self.real[:, tap].all():
+                term = jnp.where(self._along(self.real[:, tap], x, axis, bool), term, 0)
+            total = total + term
+        return total
 
     def apply_uint8(self, x: Any, axis: int) -> Any:
         """The same for ``uint8`` images: 16-bit fixed-point weights, and a rounded result."""
@@ -61,24 +66,18 @@ class _Taps:
         while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
             bits += 1
         fixed = np.trunc(self.weight * (1 << bits) + np.copysign(0.5, self.weight))
-        terms = self._taken(x, axis).astype(jnp.int32)
-        terms = terms * self._along(fixed, x, axis, jnp.int32)
-        total = jnp.sum(terms, axis=axis + 1, dtype=jnp.int32) + (1 << (bits - 1))
+        total: Any = 1 << (bits - 1)
+        for tap in range(fixed.shape[1]):
+            term = self._taken(x, axis, tap).astype(jnp.int32)
+            total = total + term * self._along(fixed[:, tap], x, axis, jnp.int32)
         return jnp.clip(total >> bits, 0, 255).astype(jnp.uint8)
 
-    def _taken(self, x: Any, axis: int) -> Any:
-        place = (*(slice(None),) * axis, jnp.asarray(self.index, jnp.int32))
+    def _taken(self, x: Any, axis: int, tap: int) -> Any:
+        place = (*(slice(None),) * axis, jnp.asarray(self.index[:, tap], jnp.int32))
         return x.at[place].get(mode="promise_in_bounds")
 
     def _along(self, values: np.ndarray, x: Any, axis: int, dtype: Any) -> Any:
-        return jnp.asarray(values, dtype).reshape(*values.shape, *(1,) * (x.ndim - axis - 1))
-
-    def _masked(self, terms: Any, axis: int) -> Any:
-        """Padding is left out, not weighted with zero: it may read what is not finite."""
-        if self.real is None:
-            return terms
-        shape = (*self.real.shape, *(1,) * (terms.ndim - axis - 2))
-        return jnp.where(jnp.asarray(self.real).reshape(shape), terms, 0)
+        return jnp.asarray(values, dtype).reshape(-1, *(1,) * (x.ndim - axis - 1))
 
 
 @dataclasses.dataclass(frozen=True)
