@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import torch
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, check_range, is_floating, is_nan, nan_first, opmath
+from ._taps import Taps
 
 aten = torch.ops.aten
 
@@ -204,34 +205,36 @@ def _adaptive_bounds(size: int, output: int) -> list[tuple[int, int]]:
     return [(i * size // output, -(-(i + 1) * size // output)) for i in range(output)]
 
 
-def _adaptive_weights(size: int, output: int) -> Any:
-    """``[output, size]``: which inputs each adaptive window averages, divided by its length."""
-    weights = np.zeros((output, size))
-    for i, (start, end) in enumerate(_adaptive_bounds(size, output)):
-        weights[i, start:end] = 1 / (end - start)
-    return weights
-
-
-def _mix(x: Any, rank: int, matrix: Callable[[int], Any]) -> Any:
-    """Multiply each of the last ``rank`` dimensions by a matrix ``[output, input]``."""
-    for axis in range(x.ndim - rank, x.ndim):
-        mixed = jnp.tensordot(x, jnp.asarray(matrix(axis), x.dtype), ((axis,), (1,)))
-        x = jnp.moveaxis(mixed, -1, axis)
-    return x
+def _adaptive_taps(size: int, output: int) -> Taps:
+    """What each adaptive window along an axis averages, padded to the longest of them."""
+    start, end = np.array(_adaptive_bounds(size, output)).T
+    length = (end - start)[:, None]
+    step = np.arange(length.max())
+    index = np.minimum(start[:, None] + step, size - 1)
+    return Taps(index, np.broadcast_to(1 / length, index.shape), step < length)
 
 
 def _register_adaptive_average(forward: Any, backward: Any, rank: int) -> None:
     @lowers(forward)
     def pool(ctx: Context, x: Any, output_size: Sequence[int]) -> Any:
         x = cast(x, opmath(x.dtype))
+        if 0 in ctx.shape:
+            return jnp.zeros(ctx.shape, x.dtype)
         if set(ctx.shape[-rank:]) == {1}:
             return jnp.mean(x, axis=tuple(range(-rank, 0)), keepdims=True)
-        return _mix(x, rank, lambda axis: _adaptive_weights(x.shape[axis], ctx.shape[axis]))
+        for axis in range(x.ndim - rank, x.ndim):
+            x = _adaptive_taps(x.shape[axis], ctx.shape[axis]).apply(x, axis)
+        return x
 
     @lowers(backward)
     def pool_backward(ctx: Context, grad: Any, x: Any) -> Any:
-        wide = cast(grad, opmath(x.dtype))
-        return _mix(wide, rank, lambda axis: _adaptive_weights(x.shape[axis], grad.shape[axis]).T)
+        grad = cast(grad, opmath(x.dtype))
+        if 0 in ctx.shape or 0 in grad.shape:
+            return jnp.zeros(ctx.shape, grad.dtype)
+        for axis in range(x.ndim - rank, x.ndim):
+            size = x.shape[axis]
+            grad = _adaptive_taps(size, grad.shape[axis]).transposed(size).apply(grad, axis)
+        return grad
 
 
 _register_adaptive_average(

@@ -19,65 +19,9 @@ import torch
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, opmath
+from ._taps import Taps
 
 aten = torch.ops.aten
-
-
-@dataclasses.dataclass(frozen=True)
-class _Taps:
-    """``index``, ``weight`` ``[output, taps]``: what each output element along an axis adds up.
-
-    ``real`` says which taps are no padding; ``None`` stands for all of them.
-    """
-
-    index: np.ndarray
-    weight: np.ndarray
-    real: np.ndarray | None = None
-
-    def transposed(self, size: int) -> _Taps:
-        """The taps of the backward: which outputs each of ``size`` inputs had a part in."""
-        rows, taps = np.nonzero(np.ones_like(self.index) if self.real is None else self.real)
-        inputs = self.index[rows, taps]
-        order = np.argsort(inputs, kind="stable")
-        inputs, rows, weights = inputs[order], rows[order], self.weight[rows, taps][order]
-        counts = np.bincount(inputs, minlength=size)
-        place = np.arange(len(inputs)) - (np.cumsum(counts) - counts)[inputs]
-        shape = size, max(int(counts.max(initial=0)), 1)
-        index, weight = np.zeros(shape, np.int64), np.zeros(shape, self.weight.dtype)
-        index[inputs, place], weight[inputs, place] = rows, weights
-        return _Taps(index, weight, np.arange(shape[1]) < counts[:, None])
-
-    def apply(self, x: Any, axis: int) -> Any:
-        """The weighted sums along ``axis``; tap by tap they fuse, which a reduction does not."""
-        if self.weight.shape[1] == 1 and self.real is None and (self.weight == 1).all():
-            return self._taken(x, axis, 0)
-        total: Any = 0
-        for tap in range(self.weight.shape[1]):
-            term = self._taken(x, axis, tap) * self._along(self.weight[:, tap], x, axis, x.dtype)
-            # Padding is left out, not weighted with zero: it may read what is not finite.
-            if self.real is not None and not self.real[:, tap].all():
-                term = jnp.where(self._along(self.real[:, tap], x, axis, bool), term, 0)
-            total = total + term
-        return total
-
-    def apply_uint8(self, x: Any, axis: int) -> Any:
-        """The same for ``uint8`` images: 16-bit fixed-point weights, and a rounded result."""
-        largest, bits = self.weight.max(), 0
-        while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
-            bits += 1
-        fixed = np.trunc(self.weight * (1 << bits) + np.copysign(0.5, self.weight))
-        total: Any = 1 << (bits - 1)
-        for tap in range(fixed.shape[1]):
-            term = self._taken(x, axis, tap).astype(jnp.int32)
-            total = total + term * self._along(fixed[:, tap], x, axis, jnp.int32)
-        return jnp.clip(total >> bits, 0, 255).astype(jnp.uint8)
-
-    def _taken(self, x: Any, axis: int, tap: int) -> Any:
-        place = (*(slice(None),) * axis, jnp.asarray(self.index[:, tap], jnp.int32))
-        return x.at[place].get(mode="promise_in_bounds")
-
-    def _along(self, values: np.ndarray, x: Any, axis: int, dtype: Any) -> Any:
-        return jnp.asarray(values, dtype).reshape(-1, *(1,) * (x.ndim - axis - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,21 +58,21 @@ class _Axis:
         return index, np.clip(source - index.astype(self.real), 0, 1)
 
 
-def _floored(axis: _Axis, steps: np.ndarray) -> _Taps:
+def _floored(axis: _Axis, steps: np.ndarray) -> Taps:
     place = np.floor((steps * axis.scale).astype(np.float32))
     index = np.minimum(place.astype(np.int64), axis.size - 1)
-    return _Taps(index[:, None], np.ones((axis.output, 1)))
+    return Taps(index[:, None], np.ones((axis.output, 1)))
 
 
-def _nearest(axis: _Axis) -> _Taps:
+def _nearest(axis: _Axis) -> Taps:
     return _floored(axis, axis.steps())
 
 
-def _nearest_exact(axis: _Axis) -> _Taps:
+def _nearest_exact(axis: _Axis) -> Taps:
     return _floored(axis, axis.steps() + axis.real(0.5))
 
 
-def _nearest_or_copy(axis: _Axis) -> _Taps:
+def _nearest_or_copy(axis: _Axis) -> Taps:
     """For the same and the double size ATen has a short cut that ignores the scale factor.
 
     It takes it backward, in two dimensions, and in three with channels last, which is the one
@@ -137,16 +81,16 @@ def _nearest_or_copy(axis: _Axis) -> _Taps:
     if axis.output not in (axis.size, 2 * axis.size):
         return _nearest(axis)
     index = np.arange(axis.output) // (axis.output // max(axis.size, 1))
-    return _Taps(index[:, None], np.ones((axis.output, 1)))
+    return Taps(index[:, None], np.ones((axis.output, 1)))
 
 
-def _linear(axis: _Axis) -> _Taps:
+def _linear(axis: _Axis) -> Taps:
     if axis.output == axis.size:
         index, beyond = np.arange(axis.output), np.zeros(axis.output, axis.real)
-        return _Taps(np.stack([index, index], 1), np.stack([1 - beyond, beyond], 1))
+        return Taps(np.stack([index, index], 1), np.stack([1 - beyond, beyond], 1))
     index, beyond = axis.split(np.maximum(axis.source(), 0))
     after = np.minimum(index + 1, axis.size - 1)
-    return _Taps(np.stack([index, after], 1), np.stack([1 - beyond, beyond], 1))
+    return Taps(np.stack([index, after], 1), np.stack([1 - beyond, beyond], 1))
 
 
 def _cubic_filter(x: np.ndarray, a: float) -> np.ndarray:
@@ -157,17 +101,17 @@ def _cubic_filter(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-def _cubic(axis: _Axis) -> _Taps:
+def _cubic(axis: _Axis) -> Taps:
     index, beyond = axis.split(axis.source())
     offsets = np.arange(-1, 3)
     reads = np.clip(index[:, None] + offsets, 0, axis.size - 1)
-    return _Taps(reads, _cubic_filter(beyond[:, None] - offsets.astype(axis.real), -0.75))
+    return Taps(reads, _cubic_filter(beyond[:, None] - offsets.astype(axis.real), -0.75))
 
 
 def _antialiased(filter: Callable[[np.ndarray], np.ndarray], width: int) -> Any:
     """The filter, ``width`` wide, stretched over all inputs that an output covers."""
 
-    def taps(axis: _Axis) -> _Taps:
+    def taps(axis: _Axis) -> Taps:
         scale = axis.real(axis.scale)
         center = scale * (axis.steps() + axis.real(0.5))
         stretch = max(scale, axis.real(1))
@@ -183,7 +127,7 @@ def _antialiased(filter: Callable[[np.ndarray], np.ndarray], width: int) -> Any:
         weight = np.where(real, filter(place), 0).astype(axis.real)
         total = weight.sum(axis=1, keepdims=True)
         weight = weight / np.where(total == 0, 1, total)
-        return _Taps(np.minimum(index, axis.size - 1), weight, None if real.all() else real)
+        return Taps(np.minimum(index, axis.size - 1), weight, None if real.all() else real)
 
     return taps
 
@@ -192,7 +136,7 @@ def _lanczos_filter(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
 
 
-def _merged(taps: _Taps) -> _Taps:
+def _merged(taps: Taps) -> Taps:
     """Taps on one element as one, before their weights are rounded."""
     weight = taps.weight.copy()
     for later in range(1, weight.shape[1]):
@@ -212,10 +156,10 @@ _LANCZOS_AA = _antialiased(_lanczos_filter, 6)
 class _Mode:
     """How one operator interpolates. ``corners``: it has the argument ``align_corners``."""
 
-    taps: Callable[[_Axis], _Taps]
+    taps: Callable[[_Axis], Taps]
     rank: int
     corners: bool = True
-    backward: Callable[[_Axis], _Taps] | None = None
+    backward: Callable[[_Axis], Taps] | None = None
 
     def axes(
         self, size: Sequence[int], output: Sequence[int], arguments: Sequence[Any], real: Any

@@ -98,6 +98,9 @@ def test_other_pools() -> None:
     check(lambda x: F.avg_pool3d(x, 2, 1, 1), image(1, 2, 4, 5, 4), grad=True)
     for size in (1, (2, 3), (None, 4), (7, 9)):
         check(lambda x, size=size: F.adaptive_avg_pool2d(x, size), image(2, 3, 7, 8), grad=True)
+    x = image(2, 3, 7, 10, grad=False)
+    x[0, 0, 3, 4], x[1, 1, 0, 0] = INF, NAN  # nothing outside of their windows sees them
+    check(lambda x: F.adaptive_avg_pool2d(x, (3, 4)), x)
     check(lambda x: F.adaptive_avg_pool1d(x, 4), image(2, 3, 9), grad=True)
     check(lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)), image(2, 3, 5, 4, 3), grad=True)
     for size in (1, (2, 3), (7, 9)):
