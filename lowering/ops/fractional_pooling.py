@@ -35,6 +35,8 @@ def _fractional_max_pool(
     """Maxima, a later NaN before all, and their flat positions in the image."""
     rank = len(kernel_size)
     size, output = x.shape[-rank:], ctx.shape[-rank:]
+    if 0 in ctx.shape:
+        return jnp.zeros(ctx.shape, x.dtype), jnp.zeros(ctx.shape, jnp.int64)
     planes = samples.reshape(*x.shape[:-rank], rank)
     flat: Any = 0
     for axis in range(rank):

@@ -36,9 +36,10 @@ def _reflected(place: Any, size: int, align_corners: bool) -> tuple[Any, Any]:
     low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
     if span == 0:
         return jnp.zeros_like(place), jnp.zeros_like(place)
-    distance = jnp.abs(place - low)
     sign = jnp.where(place < low, -1, 1).astype(place.dtype)
-    rest = jax.lax.rem(distance, jnp.full_like(distance, span))
+    # In a half type the quotient would round up to the next whole number of reflections.
+    distance = cast(jnp.abs(place - low), opmath(place.dtype))
+    rest = jax.lax.rem(distance, jnp.full_like(distance, span)).astype(place.dtype)
     even = jnp.floor(distance / span) % 2 == 0
     return jnp.where(even, rest, span - rest) + low, jnp.where(even, sign, -sign)
 
