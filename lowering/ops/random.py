@@ -16,7 +16,7 @@ from torch import fx
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast, opmath
+from ._shared import cast, is_complex, opmath
 
 aten = torch.ops.aten
 
@@ -65,7 +65,12 @@ _UNIFORM_BITS = {jnp.dtype(jnp.bfloat16): 8, jnp.dtype(jnp.float16): 11, jnp.dty
 
 
 def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0, dtype: Any = jnp.float32) -> Any:
-    """Uniform in [0, 1) on the grid that ATen draws from: 2**-24 for float32."""
+    """Uniform in [0, 1) on the grid that ATen draws from: 2**-24 for float32.
+
+    Both parts of a complex number are.
+    """
+    if is_complex(dtype):
+        return jax.lax.complex(*_uniform(ctx, (2, *shape), salt, jnp.finfo(dtype).dtype))
     if dtype == jnp.float64:
         return (_wide_bits(ctx, shape, salt) >> jnp.uint64(11)).astype(dtype) * 2.0**-53
     digits = _UNIFORM_BITS[jnp.dtype(dtype)]
@@ -74,10 +79,15 @@ def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0, dtype: Any = j
 
 
 def _normal(ctx: Context, shape: tuple[int, ...]) -> Any:
-    """Box-Muller over two uniform streams."""
-    dtype = jnp.float64 if ctx.dtype == jnp.float64 else jnp.float32
-    radius = jnp.sqrt(-2 * jnp.log1p(-_uniform(ctx, shape, 1, dtype)))
-    return radius * jnp.cos(2 * math.pi * _uniform(ctx, shape, 2, dtype))
+    """Box-Muller over two uniform streams; both parts of a complex number have variance 1/2."""
+    wide = ctx.dtype in (jnp.float64, jnp.complex128)
+    dtype = jnp.float64 if wide else jnp.float32
+    angle = 2 * math.pi * _uniform(ctx, shape, 2, dtype)
+    squared = -2 * jnp.log1p(-_uniform(ctx, shape, 1, dtype))
+    if is_complex(ctx.dtype):
+        radius = jnp.sqrt(squared / 2)
+        return jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+    return jnp.sqrt(squared) * jnp.cos(angle)
 
 
 @lowers(aten.native_dropout.default, random=True)
@@ -103,7 +113,8 @@ def _rand(ctx: Context, *_: Any, **__: Any) -> Any:
 
 @lowers(aten.uniform.default, random=True, refuse=_refuse_bounds)
 def _uniform_between(ctx: Context, x: Any, low: Any = 0.0, high: Any = 1.0, **_: Any) -> Any:
-    return _uniform(ctx, ctx.shape, dtype=ctx.dtype) * (high - low) + low
+    lowest = complex(low, low) if is_complex(ctx.dtype) else low
+    return _uniform(ctx, ctx.shape, dtype=ctx.dtype) * (high - low) + lowest
 
 
 @lowers(aten.exponential.default, random=True, refuse=_refuse_generator)

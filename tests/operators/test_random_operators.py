@@ -48,6 +48,20 @@ def test_normal() -> None:
     assert abs((x**4).mean() - 3) < 0.1
 
 
+def test_complex_draws_have_two_parts() -> None:
+    x = drawn(lambda: torch.rand(SIZE, dtype=torch.complex64))
+    assert_uniform(x.real.contiguous())
+    assert_uniform(x.imag.contiguous())
+    y = drawn(lambda: torch.randn(SIZE, dtype=torch.complex128)) * 2**0.5
+    for part in (y.real, y.imag):
+        assert_uniform(torch.special.ndtr(part).clamp(max=1 - 1e-12))
+    z = drawn(lambda x: x.uniform_(-3, -1), torch.zeros(SIZE, dtype=torch.complex64))
+    assert_uniform((z.real + 3) / 2)
+    assert_uniform((z.imag + 3) / 2)
+    assert abs((x.real * x.imag).mean() - 0.25) < 0.01
+    assert abs((y.real * y.imag).mean()) < 0.01
+
+
 def test_two_draws_are_independent() -> None:
     x, y = drawn(lambda: (torch.randn(SIZE), torch.randn(SIZE)))
     assert abs((x * y).mean()) < 0.01
