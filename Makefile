@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 BACKEND ?= neuron
+# Tests run in as many processes as there are cores, so each keeps to one thread of OpenMP's.
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
 OUTPUT ?= demo-output
 
 # mypy judges the code by the types of what it imports, so it needs all of that installed.
@@ -36,10 +38,10 @@ demo: $(VENV)/.installed-demo ## Compare eager and compiled on real data (BACKEN
 	$(BIN)/python -m examples.demo --backend $(BACKEND) --output $(OUTPUT)
 
 test: $(VENV)/.installed-test,demo ## Run the fast tests (ARGS= is passed to pytest)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed-test,demo ## Run the slow tests too
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 conformance: $(VENV)/.installed-test,demo ## Run PyTorch's whole operator database, resumable
 	$(BIN)/python -m tests.conformance --page $(ARGS)
