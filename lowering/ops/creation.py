@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -90,15 +91,24 @@ def _eye(ctx: Context, *_: Any, **__: Any) -> Any:
     return jnp.eye(rows, columns, dtype=ctx.dtype)
 
 
-@lowers(aten.linspace.default)
+@lowers(
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+)
 def _linspace(ctx: Context, start: Any, end: Any, steps: int, **_: Any) -> Any:
-    """From both ends to the middle, in the result's precision, as ATen counts."""
-    wide = ctx.dtype if is_floating(ctx.dtype) else jnp.float32
-    wide = opmath(wide)
-    step = jnp.asarray((end - start) / max(steps - 1, 1), wide)
+    """From both ends to the middle, in the result's precision, as ATen counts.
+
+    For an integer dtype the ends are cut to it first and the steps counted in float64.
+    """
+    wide = opmath(ctx.dtype) if is_floating(ctx.dtype) else jnp.float64
+    start, end = (cast(cast(value, ctx.dtype), wide) for value in (start, end))
+    # XLA multiplies by the rounded reciprocal of a constant; integers show that.
+    step = (end - start) / jax.lax.optimization_barrier(jnp.asarray(max(steps - 1, 1), wide))
     position = jnp.arange(steps)
-    from_start = cast(start, wide) + step * position.astype(wide)
-    from_end = cast(end, wide) - step * (steps - 1 - position).astype(wide)
+    from_start = start + step * position.astype(wide)
+    from_end = end - step * (steps - 1 - position).astype(wide)
     return jnp.where(position < max(steps // 2, 1), from_start, from_end)
 
 

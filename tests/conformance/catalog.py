@@ -186,7 +186,8 @@ def copied(tree: Any) -> Any:
 def _copy(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    if leaf.layout is not torch.strided or leaf.is_conj() or leaf.is_neg() or leaf.is_quantized:
+    lazy = leaf.is_conj() or leaf.is_neg() or leaf.is_quantized
+    if lazy or leaf.layout is not torch.strided or leaf.device.type != "cpu":
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     storage = leaf.untyped_storage().clone()
     copy = torch.empty(0, dtype=leaf.dtype)
