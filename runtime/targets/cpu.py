@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from ..types import CompilerOptions
-from . import denormals, ffi, linear_algebra  # noqa: F401 - it registers its kernels
+from . import denormals, division, ffi, linear_algebra  # noqa: F401 - it registers its kernels
 from .kernels import KernelSpec, build, wants
 
 PREFIX = "neuron."
@@ -25,6 +25,7 @@ class CpuTarget:
             with module.context, ir.Location.unknown():
                 composites = list(_composites(module.operation))
                 replaced = sum(_replace(operation) for operation in composites)
+        division.keep(module)
         denormals.keep(module)
         return replaced
 

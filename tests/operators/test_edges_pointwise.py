@@ -572,3 +572,17 @@ def test_complex_views() -> None:
         x,
         angle,
     )
+
+
+def test_quotients_are_rounded_once() -> None:
+    """XLA's simplifier would multiply by the rounded reciprocal of a broadcast divisor."""
+    x = torch.arange(1, 20_001).float()
+    rows = torch.arange(1, 101).float().unsqueeze(1)
+
+    def divide(x: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
+        quotients = [x / 49, x / 8, x / torch.tensor(7.0), x / x[6], x.double() / 3]
+        return [*quotients, (x / 49).floor(), x.reshape(100, 200) / rows, 1 / (x / 10)]
+
+    actual = torch.compile(divide, backend="neuron")(x, rows)
+    for mine, theirs in zip(actual, divide(x, rows), strict=True):
+        assert torch.equal(mine, theirs)

@@ -1,0 +1,77 @@
+"""Keeps XLA from dividing by a broadcast with its rounded reciprocal.
+
+XLA's algebraic simplifier turns ``a / broadcast(b)`` into ``a * broadcast(1 / b)``. For ``b = 49`` a
+quarter of the quotients are then one unit in the last place off, and ``floor(x / 49)`` can be one
+less than in ATen. A barrier hides the broadcast until the simplifier is done; it is gone when XLA
+fuses. A power of two has an exact reciprocal and needs none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+
+_CONSTANTS = ("stablehlo.constant", "arith.constant")
+_FORWARDING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert")
+
+
+def keep(module: Any) -> None:
+    """Let the divisions by a broadcast in a StableHLO module, changed in place, stay divisions."""
+    with module.context, ir.Location.unknown():
+        for division in list(_divisions(module.operation)):
+            divisor = division.operands[1]
+            if _needs_barrier(divisor):
+                with ir.InsertionPoint(division):
+                    division.operands[1] = ir.Operation.create(
+                        "stablehlo.optimization_barrier", results=[divisor.type], operands=[divisor]
+                    ).results[0]
+
+
+def _divisions(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                found = inner.operation
+                if found.name == "stablehlo.divide" and _is_real(found.results[0].type):
+                    yield found
+                yield from _divisions(found)
+
+
+def _is_real(item: Any) -> bool:
+    element = ir.RankedTensorType(item).element_type
+    return isinstance(element, ir.F16Type | ir.BF16Type | ir.F32Type | ir.F64Type)
+
+
+def _needs_barrier(divisor: Any) -> bool:
+    """Whether a divisor is a constant or a broadcast, and no power of two."""
+    origin = _origin(divisor)
+    if not isinstance(origin.owner, ir.Block) and origin.owner.operation.name in _CONSTANTS:
+        value = origin.owner.operation.attributes["value"]
+        return not _is_power_of_two(ir.DenseElementsAttr(value))
+    return _elements(origin) < _elements(divisor)
+
+
+def _origin(value: Any) -> Any:
+    """The value behind broadcasts, reshapes and conversions."""
+    while not isinstance(value.owner, ir.Block):
+        operation = value.owner.operation
+        if operation.name not in _FORWARDING:
+            break
+        value = operation.operands[0]
+    return value
+
+
+def _elements(value: Any) -> int:
+    return math.prod(ir.RankedTensorType(value.type).shape)
+
+
+def _is_power_of_two(constant: Any) -> bool:
+    if not constant.is_splat:
+        return False
+    number = constant.get_splat_value()
+    if not isinstance(number, ir.FloatAttr | ir.IntegerAttr):
+        return False
+    return math.frexp(abs(number.value))[0] in (0.0, 0.5)
