@@ -1,7 +1,7 @@
 """Keeps XLA from dividing by a broadcast with its rounded reciprocal.
 
-XLA's algebraic simplifier turns ``a / broadcast(b)`` into ``a * broadcast(1 / b)``. For ``b = 49`` a
-quarter of the quotients are then one unit in the last place off, and ``floor(x / 49)`` can be one
+XLA's algebraic simplifier turns ``a / broadcast(b)`` into ``a * broadcast(1 / b)``. For ``b = 49``
+a quarter of the quotients are then one unit in the last place off, and ``floor(x / 49)`` can be one
 less than in ATen. A barrier hides the broadcast until the simplifier is done; it is gone when XLA
 fuses. A power of two has an exact reciprocal and needs none.
 """
@@ -14,20 +14,31 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+_DIVIDE = "stablehlo.divide"
 _CONSTANTS = ("stablehlo.constant", "arith.constant")
 _FORWARDING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert")
 
 
 def keep(module: Any) -> None:
-    """Let the divisions by a broadcast in a StableHLO module, changed in place, stay divisions."""
+    """Let the divisions in a StableHLO module, changed in place, stay the divisions they are."""
     with module.context, ir.Location.unknown():
         for division in list(_divisions(module.operation)):
-            divisor = division.operands[1]
-            if _needs_barrier(divisor):
-                with ir.InsertionPoint(division):
-                    division.operands[1] = ir.Operation.create(
-                        "stablehlo.optimization_barrier", results=[divisor.type], operands=[divisor]
-                    ).results[0]
+            for position, operand in enumerate(division.operands):
+                if _is_quotient(operand) or (position == 1 and _needs_barrier(operand)):
+                    with ir.InsertionPoint(division):
+                        division.operands[position] = _hidden(operand)
+
+
+def _hidden(value: Any) -> Any:
+    return ir.Operation.create(
+        "stablehlo.optimization_barrier", results=[value.type], operands=[value]
+    ).results[0]
+
+
+def _is_quotient(value: Any) -> bool:
+    """Whether a value is a quotient: XLA would make ``a * c / b`` of ``a / (b / c)``."""
+    origin = _origin(value)
+    return not isinstance(origin.owner, ir.Block) and origin.owner.operation.name == _DIVIDE
 
 
 def _divisions(operation: Any) -> Iterator[Any]:
@@ -35,7 +46,7 @@ def _divisions(operation: Any) -> Iterator[Any]:
         for block in region:
             for inner in block:
                 found = inner.operation
-                if found.name == "stablehlo.divide" and _is_real(found.results[0].type):
+                if found.name == _DIVIDE and _is_real(found.results[0].type):
                     yield found
                 yield from _divisions(found)
 
