@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch import fx
 
 from ..registry import lowers
 from ..trace import Context
@@ -71,7 +72,12 @@ def _bernoulli_of_tensor(ctx: Context, x: Any, p: Any, **_: Any) -> Any:
     return _uniform(ctx, ctx.shape, dtype=dtype) < cast(p, dtype)
 
 
-@lowers(aten.multinomial.default, random=True, refuse=_refuse_generator)
+def _refuse_no_samples(node: fx.Node) -> str | None:
+    none = node.args[1] <= 0  # type: ignore[operator]
+    return _refuse_generator(node) or ("no samples to draw, an error in eager" if none else None)
+
+
+@lowers(aten.multinomial.default, random=True, refuse=_refuse_no_samples)
 def _multinomial(
     ctx: Context, weights: Any, num_samples: int, replacement: bool = False, **_: Any
 ) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ STATUSES = ("device", "fallback", "failed", "crashed", "hung", "upstream")
 DATA = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
+#: Python's functions on sizes carry an address in their name.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SYMBOLS = {
     "device": "●",
     "fallback": "eager",
@@ -81,7 +84,7 @@ def save(results: Iterable[Mapping[str, Any]], samples: int) -> None:
                 "samples": item["samples"],
                 "outcomes": item["outcomes"],
                 "backward": item["backward"],
-                "fallback": sorted(item["fallback"]),
+                "fallback": sorted({_ADDRESS.sub("", name) for name in item["fallback"]}),
             }
         )
         for item in sorted(results, key=lambda item: str(item["key"]))
