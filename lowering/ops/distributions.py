@@ -15,7 +15,7 @@ from torch import fx
 
 from ..registry import lowers
 from ..trace import Context
-from ._shared import cast, opmath
+from ._shared import cast, operand_dtype, opmath
 from .random import _bits, _normal, _refuse_generator, _uniform
 
 aten = torch.ops.aten
@@ -72,12 +72,13 @@ def _bernoulli_of_tensor(ctx: Context, x: Any, p: Any, **_: Any) -> Any:
     return _uniform(ctx, ctx.shape, dtype=dtype) < cast(p, dtype)
 
 
-def _refuse_no_samples(node: fx.Node) -> str | None:
-    none = node.args[1] <= 0  # type: ignore[operator]
-    return _refuse_generator(node) or ("no samples to draw, an error in eager" if none else None)
+def _refuse_multinomial(node: fx.Node) -> str | None:
+    """What is an error in eager that FakeTensor does not see."""
+    proper = operand_dtype(node, 0).is_floating_point and node.args[1] > 0  # type: ignore[operator]
+    return _refuse_generator(node) or (None if proper else "no samples, or weights not floating")
 
 
-@lowers(aten.multinomial.default, random=True, refuse=_refuse_no_samples)
+@lowers(aten.multinomial.default, random=True, refuse=_refuse_multinomial)
 def _multinomial(
     ctx: Context, weights: Any, num_samples: int, replacement: bool = False, **_: Any
 ) -> Any:
