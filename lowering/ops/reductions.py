@@ -12,7 +12,15 @@ from torch import fx
 
 from ..registry import lowers, result_tensors, torch_mlir_lowers
 from ..trace import Context
-from ._shared import canonical_dims, cast, is_nan, nan_first, opmath, same_full_float
+from ._shared import (
+    canonical_dims,
+    cast,
+    is_complex,
+    is_nan,
+    nan_first,
+    opmath,
+    same_full_float,
+)
 
 aten = torch.ops.aten
 
@@ -147,7 +155,32 @@ def _cumulative(scan: Callable[..., Any]) -> Callable[..., Any]:
 
 lowers(aten.cumsum.default)(_cumulative(jnp.cumsum))
 lowers(aten.cumprod.default)(_cumulative(jnp.cumprod))
-lowers(aten.logcumsumexp.default)(_cumulative(jax.lax.cumlogsumexp))
+
+
+def _add_of_logarithms(a: Any, b: Any) -> Any:
+    """``log(exp(a) + exp(b))`` of complex numbers, off the principal branch as ATen's is."""
+    smaller = (jnp.real(a) < jnp.real(b)) | jnp.isnan(b)
+    low, high = jnp.where(smaller, a, b), jnp.where(smaller, b, a)
+    nothing = jnp.isneginf(jnp.real(high))
+    ratio = jnp.exp(jnp.where(nothing, 0, low - high))
+    return jnp.where(nothing, low, jnp.log1p(ratio) + high)
+
+
+def _logcumsumexp(x: Any, axis: int) -> Any:
+    if not is_complex(x.dtype) or x.size == 0:
+        return jax.lax.cumlogsumexp(x, axis=axis)
+
+    def step(total: Any, row: Any) -> tuple[Any, Any]:
+        total = _add_of_logarithms(row, total)
+        return total, total
+
+    # One after another: each sum's angle counts from that of the larger term.
+    rows = jnp.moveaxis(x, axis, 0)
+    later = jax.lax.scan(step, rows[0], rows[1:])[1]
+    return jnp.moveaxis(jnp.concatenate([rows[:1], later]), 0, axis)
+
+
+lowers(aten.logcumsumexp.default)(_cumulative(_logcumsumexp))
 
 
 def _running_extremum(wins: Callable[[Any, Any], Any]) -> Callable[..., Any]:
