@@ -90,7 +90,9 @@ def _embedding_bag(
         if mode == _MEAN:
             result = result / jnp.maximum(sizes, 1)[:, None].astype(result.dtype)
     empty = ctx.outputs[1].shape == (0,)
-    sizes = sizes[: ctx.outputs[2].shape[0]]
+    # It may also promise one size more than there are bags, which nobody reads.
+    (promised,) = ctx.outputs[2].shape
+    sizes = jnp.pad(sizes, (0, max(promised - count, 0)))[:promised]
     return result, bags[:0] if empty else bags, sizes, places
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,9 @@ def _fractional_max_pool(
     size, output = x.shape[-rank:], ctx.shape[-rank:]
     if 0 in ctx.shape:
         return jnp.zeros(ctx.shape, x.dtype), jnp.zeros(ctx.shape, jnp.int64)
-    planes = samples.reshape(*x.shape[:-rank], rank)
+    # One image may come with the samples of a batch: it takes the first.
+    planes = samples.reshape(-1, rank)[: math.prod(x.shape[:-rank])]
+    planes = planes.reshape(*x.shape[:-rank], rank)
     flat: Any = 0
     for axis in range(rank):
         # ATen takes the samples in the order x, y for images and t, y, x for volumes.
