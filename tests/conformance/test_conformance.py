@@ -19,7 +19,7 @@ SAMPLES = 2
 STATUS = {item["key"]: page.status(item) for item in page.load()["cases"]}
 
 
-@pytest.mark.parametrize("case", cases(("float32", "int64")), ids=lambda case: case.key)
+@pytest.mark.parametrize("case", list(cases(("float32", "int64"))), ids=lambda case: case.key)
 def test_case(case: Case) -> None:
     result = judge(case, SAMPLES)
     if result.status == FAILED and (reason := expected_failure(case)) is not None:
