@@ -38,7 +38,7 @@ class Settings:
 
     platform: str = "cpu"
     fullgraph_on_device: bool = False
-    check_indices: bool = False
+    check_indices: bool = True
     vendor_kernels: bool = True
     dump_dir: str | None = None
     max_specializations: int = 64

@@ -72,9 +72,9 @@ class Executor:
             tensor = tensor.resolve_conj().resolve_neg()
         if permutation is not None:
             tensor = tensor.permute(permutation)
-        if not tensor.is_contiguous():
+        if not pjrt.importable(tensor):
             self.copies += 1
-            tensor = tensor.contiguous()
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
         return self._import(tensor)
 
     def _static_loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
@@ -90,8 +90,6 @@ class Executor:
             # A copy (unaligned storage) would not see an optimizer's updates: do not keep it.
             if address and pjrt.pointer(buffer) == address:
                 kept = (address, buffer)
-            else:
-                self.copies += 1
             return buffer
 
         return load

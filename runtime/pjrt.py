@@ -23,6 +23,9 @@ from jaxlib.mlir import ir
 from .torch_memory import from_dlpack, to_dlpack
 from .types import PlatformError, RuntimeCompileError
 
+#: XLA shares host memory at addresses that are multiples of this many bytes.
+_ALIGNMENT = 64
+
 _lock = threading.Lock()
 _to_buffer = _jax.dlpack_managed_tensor_to_buffer
 _to_capsule = _jax.buffer_to_dlpack_managed_tensor
@@ -124,8 +127,17 @@ def shared_memory(platform: str) -> bool:
     return platform == "cpu"
 
 
+def importable(tensor: torch.Tensor) -> bool:
+    """Whether ``importer`` takes a CPU tensor as it is: contiguous, at an aligned address.
+
+    At another address XLA would copy the values in a thread of its pool, which then waits for
+    the GIL to let the tensor go, and everything that depends on the copy waits for it.
+    """
+    return tensor.is_contiguous() and not tensor.data_ptr() % _ALIGNMENT
+
+
 def importer(platform: str) -> Callable[[torch.Tensor], Any]:
-    """A function from a contiguous CPU tensor to a PJRT buffer (shared where memory allows)."""
+    """A function from an ``importable`` tensor to a PJRT buffer, shared where memory allows."""
     target = device(platform)
     if shared_memory(platform):
         return lambda tensor: _to_buffer(to_dlpack(tensor), target, None)
@@ -154,7 +166,8 @@ def exporter(platform: str) -> Callable[[Any], torch.Tensor]:
 
 
 def pointer(buffer: Any) -> int:
-    """The address of a buffer in host memory."""
+    """The address of a buffer in host memory, once its values are there."""
+    buffer.block_until_ready()  # without the GIL, which the next call would hold while it waits
     return int(buffer.unsafe_buffer_pointer())
 
 
@@ -162,7 +175,7 @@ def scalar_reader(platform: str) -> Callable[[Any], int]:
     """A function from a buffer of one int32 to its value."""
     if shared_memory(platform):
         read = ctypes.c_int32.from_address
-        return lambda buffer: read(buffer.unsafe_buffer_pointer()).value
+        return lambda buffer: read(pointer(buffer)).value
     return lambda buffer: int(np.asarray(buffer))
 
 

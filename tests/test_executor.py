@@ -15,7 +15,7 @@ from neuron_compile import graph_compiler
 from neuron_compile.runtime import Executor, pjrt
 from neuron_compile.runtime.executor import draw_seed
 
-from .support import equal, neuron
+from .support import equal, in_fresh_interpreter, neuron
 
 
 @pytest.fixture
@@ -79,13 +79,37 @@ def test_dense_inputs_are_not_copied(
     assert len(seen) == 3 and all(tensor == buffer for tensor, buffer in seen)
 
 
-@pytest.mark.parametrize("layout", ["strided", "expanded"])
-def test_other_layouts_are_copied_once_a_call(layout: str, executors: list[Executor]) -> None:
-    x = {"strided": aligned(8, 3)[::2], "expanded": aligned(3, 1).expand(3, 4)}[layout]
+@pytest.mark.parametrize("layout", ["strided", "expanded", "unaligned"])
+def test_other_layouts_are_copied_once_a_call(
+    layout: str, executors: list[Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = record_imports(monkeypatch)
+    x = {
+        "strided": lambda: aligned(8, 3)[::2],
+        "expanded": lambda: aligned(3, 1).expand(3, 4),
+        "unaligned": lambda: aligned(13)[1:],
+    }[layout]()
     compiled = neuron(lambda x: x * 2)
     for _ in range(3):
         equal(compiled(x).contiguous(), (x * 2).contiguous())
     assert executors[0].copies == 3
+    assert len(seen) == 3 and all(tensor == buffer for tensor, buffer in seen), "and not by XLA"
+
+
+def test_a_check_after_large_unaligned_inputs_does_not_hang() -> None:
+    """It did while XLA made the copies: its pool waited for the GIL that the reader held."""
+    in_fresh_interpreter("""
+        import faulthandler
+        import torch
+
+        faulthandler.dump_traceback_later(100, exit=True)
+        index = torch.randint(0, 50, (100_001,))[1:]
+        weight = torch.randn(50 * 64 + 1)[1:].view(50, 64)
+        options = {"check_indices": True}
+        take = torch.compile(torch.nn.functional.embedding, backend="neuron", options=options)
+        for _ in range(20):
+            assert torch.equal(take(index, weight), weight[index])
+    """)
 
 
 def test_parameters_are_imported_once(
