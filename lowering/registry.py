@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .types import MLIR_DTYPES, LoweringError
+from .types import CARRIERS, MLIR_DTYPES, LoweringError
 
 OpOverload = torch._ops.OpOverload
 #: Key of ``node.meta``: the name of the node that a pass made this one from.
@@ -170,6 +170,8 @@ def takes_stock(node: fx.Node) -> bool:
     """Whether Torch-MLIR's own lowering is used for a supported node."""
     entry = lookup(node.target)
     if entry is None or entry.stock is None or not entry.stock(node):
+        return False
+    if entry.function is not None and any(t.dtype in CARRIERS for t in node_tensors(node)):
         return False
     return entry.function is None or not _REFUSED or f"stock {_call(node)}" not in _REFUSED
 

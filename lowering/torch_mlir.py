@@ -21,7 +21,7 @@ from torch_mlir.passmanager import PassManager
 
 from .registry import origin, result_tensors, signature
 from .trace import Splice
-from .types import Check, LoweringError, TensorSpec
+from .types import CARRIERS, Check, LoweringError, TensorSpec
 
 _TO_BACKEND = "builtin.module(torchdynamo-export-to-torch-backend-pipeline)"
 _TO_STABLEHLO = "builtin.module(torch-backend-to-stablehlo-backend-pipeline)"
@@ -50,6 +50,9 @@ class _ContextCache(ContextCache):
         if isinstance(val, torch.Tensor):
             return self.tensor_to_vtensor_type(val)
         return super().value_info_to_type(val, **options)
+
+    def tensor_to_vtensor_type(self, tensor: torch.Tensor) -> ir.Type:
+        return self.create_vtensor_type(CARRIERS.get(tensor.dtype, tensor.dtype), tensor.size())
 
     def get_node_location(self, node: fx.Node) -> ir.Location:
         return ir.Location.name(origin(node), context=self._c)

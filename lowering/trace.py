@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .registry import Lowering, result_tensors
-from .types import Check, LoweringError, TensorSpec
+from .types import CARRIERS, Check, LoweringError, TensorSpec
 
 JAX_DTYPES: dict[torch.dtype, Any] = {
     torch.bool: jnp.bool_,
@@ -25,6 +25,9 @@ JAX_DTYPES: dict[torch.dtype, Any] = {
     torch.int16: jnp.int16,
     torch.int32: jnp.int32,
     torch.int64: jnp.int64,
+    torch.uint16: jnp.uint16,
+    torch.uint32: jnp.uint32,
+    torch.uint64: jnp.uint64,
     torch.float16: jnp.float16,
     torch.bfloat16: jnp.bfloat16,
     torch.float32: jnp.float32,
@@ -183,6 +186,7 @@ def _trace(
     checks: list[Check] = []
 
     def run(*arrays: Any) -> tuple[Any, ...]:
+        arrays = tuple(_read(array, spec.dtype) for array, spec in zip(arrays, specs, strict=True))
         actual_args, actual_kwargs = _substitute((args, kwargs), arrays)
         seed, stream = actual_kwargs.pop("__seed", None), actual_kwargs.pop("__stream", 0)
         if seed is not None:
@@ -192,7 +196,10 @@ def _trace(
         checks[:] = [check for check, _ in ctx.flags]
         return (*_conform(results, mask, outputs, node), *_code([flag for _, flag in ctx.flags]))
 
-    shapes = [jax.ShapeDtypeStruct(spec.shape, to_jax(spec.dtype)) for spec in specs]
+    shapes = [
+        jax.ShapeDtypeStruct(spec.shape, to_jax(CARRIERS.get(spec.dtype, spec.dtype)))
+        for spec in specs
+    ]
     with tracing():
         traced = jax.jit(run, keep_unused=True).trace(*shapes)
         # Naming the platform keeps JAX from opening a client of its own.
@@ -252,7 +259,21 @@ def _conform(
                 f"the lowering of {node.target} gave shape {array.shape}, not {spec.shape}",
                 node.name,
             )
-        yield _unfolded(array.astype(to_jax(spec.dtype)))
+        yield _unfolded(_carried(array.astype(to_jax(spec.dtype)), spec.dtype))
+
+
+def _read(array: Any, dtype: torch.dtype) -> Any:
+    """An operand as what it is, from what carries it."""
+    if dtype not in CARRIERS:
+        return array
+    return jax.lax.bitcast_convert_type(array, to_jax(dtype))
+
+
+def _carried(array: Any, dtype: torch.dtype) -> Any:
+    """A result as what carries it."""
+    if dtype not in CARRIERS:
+        return array
+    return jax.lax.bitcast_convert_type(array, to_jax(CARRIERS[dtype]))
 
 
 def _unfolded(array: Any) -> Any:

@@ -7,6 +7,14 @@ from collections.abc import Mapping
 
 import torch
 
+#: Unsigned integers that Torch-MLIR has no type for, and the signed ones that carry their bits
+#: through a program. Traced lowerings see them as what they are.
+CARRIERS: Mapping[torch.dtype, torch.dtype] = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
 #: torch dtype -> builtin MLIR element type. A dtype that is absent cannot be lowered.
 MLIR_DTYPES: Mapping[torch.dtype, str] = {
     torch.bool: "i1",
@@ -15,6 +23,9 @@ MLIR_DTYPES: Mapping[torch.dtype, str] = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.uint16: "i16",
+    torch.uint32: "i32",
+    torch.uint64: "i64",
     torch.float16: "f16",
     torch.bfloat16: "bf16",
     torch.float32: "f32",

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .lowering import seed_random_operators
+from .lowering.types import CARRIERS
 from .runtime import ArgumentSpec, ResultSpec, Signature, View
 
 aten = torch.ops.aten
@@ -83,7 +84,8 @@ def hoist_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
         last = placeholder
         node.replace_all_uses_with(placeholder)
         module.graph.erase_node(node)
-        constants.append(value)
+        carrier = CARRIERS.get(value.dtype)
+        constants.append(value if carrier is None else value.view(carrier))
     return tuple(constants)
 
 
@@ -106,6 +108,7 @@ def _bind_argument(graph: fx.Graph, node: fx.Node, static: bool) -> ArgumentSpec
         permutation=None if value.is_contiguous() else permutation,
         static=static,
         dense=permutation is not None,
+        carrier=CARRIERS.get(value.dtype),
     )
     if spec.permutation is not None:
         back = inverse(spec.permutation)
@@ -208,7 +211,11 @@ class _Results:
     def _produce(self, node: fx.Node) -> ResultSpec:
         if node not in self._produced:
             with self._graph.inserting_before(self._output):
-                tensor, self._produced[node] = _bind_tensor(self._graph, node, len(self.tensors))
+                tensor, spec = _bind_tensor(self._graph, node, len(self.tensors))
+                dtype = node.meta["val"].dtype
+                if dtype in CARRIERS:
+                    spec = dataclasses.replace(spec, dtype=dtype)
+                self._produced[node] = spec
             self.tensors.append(tensor)
         return self._produced[node]
 

@@ -9,7 +9,7 @@ import torch
 
 from . import pjrt
 from .neff import Neff
-from .torch_memory import reinterpret
+from .torch_memory import as_dtype, reinterpret
 from .types import ArgumentSpec, ResultSpec, Signature, View
 
 
@@ -62,8 +62,11 @@ class Executor:
 
     def _loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
         # A lazy conjugate has the address of its tensor, so a complex buffer is never kept.
-        if spec.static and self._shared and spec.dense and not spec.dtype.is_complex:
+        plain = spec.carrier is None and not spec.dtype.is_complex
+        if spec.static and self._shared and spec.dense and plain:
             return self._static_loader(spec)
+        if (carrier := spec.carrier) is not None:
+            return lambda tensor: self._load(as_dtype(tensor, carrier), spec.permutation)
         return lambda tensor: self._load(tensor, spec.permutation)
 
     def _load(self, tensor: torch.Tensor, permutation: tuple[int, ...] | None) -> Any:
@@ -135,7 +138,9 @@ def _taker(spec: ResultSpec) -> Taker:
     """A function from a graph's arguments and its executable's results to one of its results."""
     index, view = spec.index, spec.view
     if spec.kind == "tensor":
-        restore = _restorer(spec)
+        restore, dtype = _restorer(spec), spec.dtype
+        if dtype is not None:
+            return lambda args, outputs: restore(as_dtype(outputs[index], dtype))
         return lambda args, outputs: restore(outputs[index])
     if spec.kind != "input":
         return lambda args, outputs: spec.value

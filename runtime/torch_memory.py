@@ -16,6 +16,13 @@ from_dlpack = torch._C._from_dlpack  # type: ignore[attr-defined]
 reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
+def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor's memory as another dtype of the same width: not a view to autograd."""
+    return torch.empty(0, dtype=dtype).set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+
+
 def tensor_at(
     address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, size: int
 ) -> torch.Tensor:

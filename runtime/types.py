@@ -23,6 +23,7 @@ class ArgumentSpec:
     ``permutation`` makes a dense argument contiguous (``None``: it is already). ``static``
     arguments (parameters and buffers) keep their storage between calls, so their PJRT buffers are
     kept too. ``dense`` is false for a layout with gaps or overlaps, which is copied at each call.
+    ``carrier`` is the dtype of the same width that the program takes in the place of ``dtype``.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ArgumentSpec:
     permutation: tuple[int, ...] | None = None
     static: bool = False
     dense: bool = True
+    carrier: torch.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,8 @@ class ResultSpec:
     returned as it came), ``none`` or ``constant`` (``value``). A tensor is brought to the strides
     that eager promised: by ``permutation`` of a dense one, or by a copy into a strided allocation
     (``stride``) and ``expand`` to the sizes of a broadcast one. ``view`` makes the result share
-    the memory of that tensor or argument instead.
+    the memory of that tensor or argument instead. ``dtype`` is that of the result where the
+    program has another of the same width.
     """
 
     kind: str
@@ -64,6 +67,7 @@ class ResultSpec:
     expand: tuple[int, ...] | None = None
     stride: tuple[int, ...] | None = None
     view: View | None = None
+    dtype: torch.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)

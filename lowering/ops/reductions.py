@@ -53,6 +53,16 @@ lowers(aten.max.default)(lambda ctx, x: jnp.max(x))
 lowers(aten.min.default)(lambda ctx, x: jnp.min(x))
 
 
+@lowers(aten.hash_tensor.default)
+def _hash_tensor(
+    ctx: Context, x: Any, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> Any:
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    wide = x.astype(jnp.float64 if floating else jnp.uint64)
+    bits = jax.lax.bitcast_convert_type(wide, jnp.uint64)
+    return jax.lax.reduce_xor(bits, canonical_dims(dim, x.ndim)).reshape(ctx.shape)
+
+
 _argmax, _argmin = nan_first(jnp.argmax), nan_first(jnp.argmin)
 
 

@@ -47,7 +47,6 @@ FALLBACKS: dict[str, Expected] = {
     "chalf": _some(_COMPLEX32),
     "combinations": _some(_SIZE + " (masked_select)"),
     "complex": _some(_COMPLEX32, "float16"),
-    "hash_tensor": _some("Torch-MLIR has no uint64"),
     "index_fill": _some(_SIZE + " (unique)", modes="training"),
     "index_put": _some(_SIZE + " (a boolean mask)", modes="training"),
     "item": _some(_NUMBER),
