@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import neuron_compile
+from neuron_compile import graph_compiler
+from neuron_compile.runtime import Executor
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +18,16 @@ def fresh_state() -> None:
     torch._dynamo.reset()
     neuron_compile.reset_report()
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def executors(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
+    """The executors made in a test, in the order of their compilation."""
+    made: list[Executor] = []
+
+    def make(*args: Any) -> Executor:
+        made.append(Executor(*args))
+        return made[-1]
+
+    monkeypatch.setattr(graph_compiler, "Executor", make)
+    return made

@@ -11,24 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from neuron_compile import graph_compiler
 from neuron_compile.runtime import Executor, pjrt
 from neuron_compile.runtime.executor import draw_seed
 
 from .support import equal, in_fresh_interpreter, neuron
-
-
-@pytest.fixture
-def executors(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
-    """The executors made in a test, in the order of their compilation."""
-    made: list[Executor] = []
-
-    def make(*args: Any) -> Executor:
-        made.append(Executor(*args))
-        return made[-1]
-
-    monkeypatch.setattr(graph_compiler, "Executor", make)
-    return made
 
 
 def aligned(*shape: int) -> torch.Tensor:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import neuron_compile
-from neuron_compile import graph_compiler
 from neuron_compile.runtime import Executor
 
 from ..support import IGNORE_TORCH, neuron
@@ -413,19 +412,6 @@ def test_two_signatures_of_one_lowering() -> None:
         compiled(X, ints(3), ints(0))
     with pytest.raises(IndexError, match=f":{line + 2} in"):
         compiled(X, ints(0), ints(3))
-
-
-@pytest.fixture
-def executors(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
-    """The executors made in a test, in the order of their compilation."""
-    made: list[Executor] = []
-
-    def make(*args: Any) -> Executor:
-        made.append(Executor(*args))
-        return made[-1]
-
-    monkeypatch.setattr(graph_compiler, "Executor", make)
-    return made
 
 
 def test_only_programs_with_checks_have_a_code(executors: list[Executor]) -> None:
