@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import subprocess
 import sys
@@ -20,6 +21,23 @@ IGNORE_TORCH = pytest.mark.filterwarnings(
     "ignore:.*torch.jit.script_method. is deprecated",
     "ignore:.*should not be instantiated. Methods on autograd functions",
 )
+
+#: Relative and absolute tolerance of values; dtypes that are not here must be equal.
+VALUES = {
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.float32: (4e-5, 4e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex64: (4e-5, 4e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+GRADIENTS = {
+    **VALUES,
+    torch.float32: (1e-4, 1e-4),
+    torch.float64: (1e-6, 1e-6),
+    torch.complex64: (1e-4, 1e-4),
+    torch.complex128: (1e-6, 1e-6),
+}
 
 
 def neuron(function: Any, **options: Any) -> Any:
@@ -54,7 +72,7 @@ def check(
         with mode():
             wanted, actual = eager(*wanted_args), compiled(*actual_args)
         equal(actual, wanted, rtol, atol)
-        assert _sharing((actual, actual_args)) == _sharing((wanted, wanted_args))
+        assert sharing((actual, actual_args)) == sharing((wanted, wanted_args))
         if backward:
             _backward(wanted)
             _backward(actual)
@@ -122,11 +140,11 @@ def _vary(tree: Any, call: int) -> None:
             torch.empty(0, dtype=tensor.dtype).set_(storage).mul_(1 + 0.25 * call)
 
 
-def _sharing(tree: Any) -> list[int]:
-    """For each tensor that has memory, the first position in ``tree`` of the same storage."""
-    tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
-    storages = [x.untyped_storage() for x in tensors if x.numel()]
-    addresses = [x.data_ptr() for x in storages]
+def sharing(tree: Any) -> list[int]:
+    """For each tensor that has memory, the first position of the same storage."""
+    leaves = pytree.tree_leaves(tree)
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.layout is torch.strided]
+    addresses = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
     return [addresses.index(address) for address in addresses]
 
 
@@ -143,6 +161,82 @@ def _ramp(tensor: torch.Tensor) -> torch.Tensor:
         .to(tensor.dtype)
         .reshape(tensor.shape)
     )
+
+
+class Mismatch(AssertionError):
+    """A compiled result differs from eager's."""
+
+
+class Inaccurate(Mismatch):
+    """The values of a compiled result differ by more than the tolerance."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Compares trees of tensors: metadata, and values unless they are ``random``."""
+
+    what: str
+    tolerances: Mapping[torch.dtype, tuple[float, float]]
+    random: bool
+    strides: bool = True
+
+    def trees(self, actual: Any, expected: Any, exact: Any = None) -> None:
+        """Compare leaf by leaf."""
+        mine, structure = pytree.tree_flatten(actual)
+        theirs, promised = pytree.tree_flatten(expected)
+        wide = pytree.tree_leaves(exact)
+        if len(mine) != len(theirs):
+            raise Mismatch(f"{self.what}: structure {structure}, not {promised}")
+        if len(wide) != len(theirs):
+            wide = [None] * len(theirs)
+        for index, leaves in enumerate(zip(mine, theirs, wide, strict=True)):
+            self._leaves(*leaves, f"{self.what} {index}")
+
+    def _leaves(self, mine: Any, theirs: Any, exact: Any, label: str) -> None:
+        if not isinstance(theirs, torch.Tensor):
+            if not self.random and repr(mine) != repr(theirs) and mine != theirs:
+                raise Mismatch(f"{label}: {mine!r}, not {theirs!r}")
+            return
+        self._metadata(mine, theirs, label)
+        if self.random:
+            return
+        if theirs.layout is not torch.strided:
+            mine, theirs = mine.to_dense(), theirs.to_dense()
+        mine, theirs = mine.detach(), theirs.detach()
+        rtol, atol = self.tolerances.get(theirs.dtype, (0.0, 0.0))
+        try:
+            torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            if not _no_worse(mine, theirs, exact):
+                raise Inaccurate(f"{label}: {error}") from error
+
+    def _metadata(self, mine: Any, theirs: torch.Tensor, label: str) -> None:
+        if not isinstance(mine, torch.Tensor) or mine.dtype != theirs.dtype:
+            raise Mismatch(f"{label}: {getattr(mine, 'dtype', mine)}, not {theirs.dtype}")
+        if mine.shape != theirs.shape:
+            raise Mismatch(f"{label}: shape {tuple(mine.shape)}, not {tuple(theirs.shape)}")
+        if mine.requires_grad != theirs.requires_grad:
+            raise Mismatch(f"{label}: requires_grad {mine.requires_grad}")
+        strided = self.strides and theirs.layout is torch.strided
+        if strided and layout(mine) != layout(theirs):
+            raise Mismatch(f"{label}: strides {mine.stride()}, not {theirs.stride()}")
+
+
+def _no_worse(mine: torch.Tensor, theirs: torch.Tensor, exact: Any) -> bool:
+    """Whether a result is no further from the float64 one than eager's (half as far again)."""
+    if not isinstance(exact, torch.Tensor) or not (
+        theirs.is_floating_point() or theirs.is_complex()
+    ):
+        return False
+    exact = exact.detach()
+    mine_error, their_error = (_error(item.to(exact.dtype), exact) for item in (mine, theirs))
+    return mine_error <= 1.5 * their_error
+
+
+def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference; infinite where only one of the two is a number."""
+    same = (found == exact) | (found.isnan() & exact.isnan())
+    return float(torch.where(same, 0, (found - exact).abs().nan_to_num(torch.inf)).max())
 
 
 # What torch says by itself: of one Python release, and in a CUDA build without triton.

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,27 +14,11 @@ from torch.utils import _pytree as pytree
 
 import neuron_compile
 
-from ..support import layout
+from ..support import GRADIENTS, VALUES, Comparison, Inaccurate, Mismatch, sharing
 from .catalog import ERRORS, TRAINING, Case, Sample, copied, samples
 
 DEVICE, FALLBACK, FAILED, UPSTREAM = "device", "fallback", "failed", "upstream"
 
-#: Relative and absolute tolerance of values; dtypes that are not here must be equal.
-VALUES = {
-    torch.float16: (2e-3, 1e-3),
-    torch.bfloat16: (1.6e-2, 1e-2),
-    torch.float32: (4e-5, 4e-5),
-    torch.float64: (1e-7, 1e-7),
-    torch.complex64: (4e-5, 4e-5),
-    torch.complex128: (1e-7, 1e-7),
-}
-GRADIENTS = {
-    **VALUES,
-    torch.float32: (1e-4, 1e-4),
-    torch.float64: (1e-6, 1e-6),
-    torch.complex64: (1e-4, 1e-4),
-    torch.complex128: (1e-6, 1e-6),
-}
 #: Entries whose results are memory as it was found: only dtype, shape and strides are compared.
 UNSPECIFIED = {
     "empty",
@@ -90,14 +74,6 @@ class _Tally:
     fallback: dict[str, str] = dataclasses.field(default_factory=dict)
     backward: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
     failures: list[str] = dataclasses.field(default_factory=list)
-
-
-class Mismatch(AssertionError):
-    """A compiled result differs from eager's."""
-
-
-class Inaccurate(Mismatch):
-    """The values of a compiled result differ by more than the tolerance."""
 
 
 def judge(case: Case, limit: int | None = None, batch: int = 8) -> Result:
@@ -199,7 +175,7 @@ def _differentiable(tree: Any) -> list[torch.Tensor]:
 
 def _equal(a: Any, b: Any) -> bool:
     try:
-        _Comparison("value", {}, random=False).trees(a, b)
+        Comparison("value", {}, random=False).trees(a, b)
     except AssertionError:
         return False
     return True
@@ -319,7 +295,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _compare_all(actual: Sequence[Any], reference: _Reference, exact: Sequence[Any] = ()) -> None:
-    wanted = (reference.results, reference.gradients, reference.arguments, reference.state)
+    expected = (reference.results, reference.gradients, reference.arguments, reference.state)
     kinds = (
         ("result", VALUES, True),
         # AOT Autograd lays gradients out as their inputs, eager as they happen to come about.
@@ -328,92 +304,16 @@ def _compare_all(actual: Sequence[Any], reference: _Reference, exact: Sequence[A
         ("state", VALUES, True),
     )
     for index, (what, tolerances, strides) in enumerate(kinds):
-        comparison = _Comparison(what, tolerances, reference.random, strides)
+        comparison = Comparison(what, tolerances, reference.random, strides)
         settle = reference.sample.settle if what == "result" else _as_is
         comparison.trees(
             settle(actual[index]),
-            settle(wanted[index]),
+            settle(expected[index]),
             settle(exact[index]) if exact else None,
         )
-    sharing = _sharing((reference.results, reference.arguments))
-    if _sharing((actual[0], actual[2])) != sharing:
+    wanted = sharing((reference.results, reference.arguments))
+    if sharing((actual[0], actual[2])) != wanted:
         raise Mismatch("other results and arguments share memory than in eager")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Comparison:
-    """Compares trees of tensors: metadata, and values unless they are ``random``."""
-
-    what: str
-    tolerances: Mapping[torch.dtype, tuple[float, float]]
-    random: bool
-    strides: bool = True
-
-    def trees(self, actual: Any, expected: Any, exact: Any = None) -> None:
-        """Compare leaf by leaf."""
-        mine, structure = pytree.tree_flatten(actual)
-        theirs, promised = pytree.tree_flatten(expected)
-        wide = pytree.tree_leaves(exact)
-        if len(mine) != len(theirs):
-            raise Mismatch(f"{self.what}: structure {structure}, not {promised}")
-        if len(wide) != len(theirs):
-            wide = [None] * len(theirs)
-        for index, leaves in enumerate(zip(mine, theirs, wide, strict=True)):
-            self._leaves(*leaves, f"{self.what} {index}")
-
-    def _leaves(self, mine: Any, theirs: Any, exact: Any, label: str) -> None:
-        if not isinstance(theirs, torch.Tensor):
-            if not self.random and repr(mine) != repr(theirs) and mine != theirs:
-                raise Mismatch(f"{label}: {mine!r}, not {theirs!r}")
-            return
-        self._metadata(mine, theirs, label)
-        if self.random:
-            return
-        if theirs.layout is not torch.strided:
-            mine, theirs = mine.to_dense(), theirs.to_dense()
-        mine, theirs = mine.detach(), theirs.detach()
-        rtol, atol = self.tolerances.get(theirs.dtype, (0.0, 0.0))
-        try:
-            torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
-        except AssertionError as error:
-            if not _no_worse(mine, theirs, exact):
-                raise Inaccurate(f"{label}: {error}") from error
-
-    def _metadata(self, mine: Any, theirs: torch.Tensor, label: str) -> None:
-        if not isinstance(mine, torch.Tensor) or mine.dtype != theirs.dtype:
-            raise Mismatch(f"{label}: {getattr(mine, 'dtype', mine)}, not {theirs.dtype}")
-        if mine.shape != theirs.shape:
-            raise Mismatch(f"{label}: shape {tuple(mine.shape)}, not {tuple(theirs.shape)}")
-        if mine.requires_grad != theirs.requires_grad:
-            raise Mismatch(f"{label}: requires_grad {mine.requires_grad}")
-        strided = self.strides and theirs.layout is torch.strided
-        if strided and layout(mine) != layout(theirs):
-            raise Mismatch(f"{label}: strides {mine.stride()}, not {theirs.stride()}")
-
-
-def _no_worse(mine: torch.Tensor, theirs: torch.Tensor, exact: Any) -> bool:
-    """Whether a result is no further from the float64 one than eager's (half as far again)."""
-    if not isinstance(exact, torch.Tensor) or not (
-        theirs.is_floating_point() or theirs.is_complex()
-    ):
-        return False
-    exact = exact.detach()
-    mine_error, their_error = (_error(item.to(exact.dtype), exact) for item in (mine, theirs))
-    return mine_error <= 1.5 * their_error
-
-
-def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest difference; infinite where only one of the two is a number."""
-    same = (found == exact) | (found.isnan() & exact.isnan())
-    return float(torch.where(same, 0, (found - exact).abs().nan_to_num(torch.inf)).max())
-
-
-def _sharing(tree: Any) -> list[int]:
-    """For each tensor that has memory, the first position of the same storage."""
-    leaves = pytree.tree_leaves(tree)
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.layout is torch.strided]
-    addresses = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
-    return [addresses.index(address) for address in addresses]
 
 
 def _judge_error(sample: Sample, tally: _Tally) -> int:
