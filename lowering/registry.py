@@ -15,12 +15,18 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
 
+from .region import Region, inner_nodes, region
 from .types import CARRIERS, MLIR_DTYPES, LoweringError
 
 OpOverload = torch._ops.OpOverload
 #: Key of ``node.meta``: the name of the node that a pass made this one from.
 ORIGIN = "neuron_origin"
+
+#: Key of ``node.meta``: why the graphs of a higher-order operator could not be traced.
+UNTRACED = "neuron_untraced"
 
 Predicate = Callable[[fx.Node], bool]
 Validator = Callable[[fx.Node], str | None]
@@ -82,8 +88,13 @@ def torch_mlir_lowers(*ops: Any, when: Predicate) -> None:
 
 
 def lookup(op: Any) -> Lowering | None:
-    """The entry of an operator overload, or ``None``."""
-    return _REGISTRY.get(op)
+    """The entry of an operator overload or a region, or ``None``."""
+    if not isinstance(op, Region):
+        return _REGISTRY.get(op)
+    entry = _REGISTRY.get(op.op)
+    inner = (lookup(node.target) for node in inner_nodes(op))
+    random = any(found is not None and found.random for found in inner)
+    return entry and dataclasses.replace(entry, random=random)
 
 
 def registered() -> Iterator[Lowering]:
@@ -159,11 +170,38 @@ def why_unsupported(node: fx.Node) -> str | None:
             return f"a tensor is on device {tensor.device}"
         if tensor.dtype not in MLIR_DTYPES:
             return f"dtype {tensor.dtype} is not supported"
+    if isinstance(node.target, Region | HigherOrderOperator):
+        reason = _why_region_unsupported(node)
+        if reason is not None:
+            return reason
     if entry.refuse is not None and (reason := entry.refuse(node)):
         return reason
     if entry.function is None and entry.stock is not None and not entry.stock(node):
         return f"{node.target} has no lowering for this signature"
     return _REFUSED.get(_call(node)) if _REFUSED else None
+
+
+def _why_region_unsupported(node: fx.Node) -> str | None:
+    """The first reason in the graphs of a region, all of which JAX traces."""
+    found = region(node)
+    if found is None:
+        return str(node.meta.get(UNTRACED, "its graphs were not traced"))
+    for inner in inner_nodes(found):
+        if any(_is_symbolic(leaf) for leaf in pytree.tree_leaves(inner.meta.get("val"))):
+            return f"in its graph, {inner.target} makes a size that depends on data"
+        reason = why_unsupported(inner)
+        entry = lookup(inner.target)
+        if reason is None and entry is not None and entry.function is None:
+            reason = "it has no spliced lowering"
+        if reason is not None:
+            return f"in its graph, {signature(inner)}: {reason}"
+    return None
+
+
+def _is_symbolic(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return not all(isinstance(size, int) for size in leaf.shape)
+    return isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def takes_stock(node: fx.Node) -> bool:

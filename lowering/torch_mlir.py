@@ -79,7 +79,16 @@ def _node_importer(splicer: Splicer, imported: _Imported) -> type[GraphNodeImpor
             if found is None:
                 super()._import_torch_op_overload(loc, node, concrete_target)
                 return
-            splice, operands = found
+            self._import_splice(loc, node, *found)
+
+        def _import_hop(self, loc: ir.Location, node: fx.Node, hop: Any) -> None:
+            found = splicer(node)
+            assert found is not None, "a higher-order operator has no other lowering"
+            self._import_splice(loc, node, *found)
+
+        def _import_splice(
+            self, loc: ir.Location, node: fx.Node, splice: Splice, operands: list[fx.Node]
+        ) -> None:
             imported.splices[splice.entry] = splice
             imported.calls.append(splice.entry)
             with loc:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
+from .region import Region, region
 from .registry import Lowering, result_tensors
 from .types import CARRIERS, Check, LoweringError, TensorSpec
 
@@ -53,13 +54,15 @@ class Context:
     """What a lowering may know besides its arguments: the results that FakeTensor promised.
 
     ``seed`` is an ``int64[2]`` array for random operators (a stream and the position in it).
-    ``checked`` is whether tensors' values are checked; ``flags`` collects what is.
+    ``checked`` is whether tensors' values are checked; ``flags`` collects what is. ``region``
+    holds the graphs of a higher-order operator.
     """
 
     outputs: tuple[TensorSpec, ...]
     seed: Any = None
     checked: bool = True
     flags: list[tuple[Check, Any]] = dataclasses.field(default_factory=list)
+    region: Region | None = None
 
     @property
     def output(self) -> TensorSpec:
@@ -153,7 +156,9 @@ def splice(entry: Lowering, node: fx.Node, checked: bool = True) -> tuple[Splice
     args, kwargs = fx.map_arg((node.args, node.kwargs), index.__getitem__)  # type: ignore[arg-type]
     specs = tuple(TensorSpec.of(result_tensors(operand)[0]) for operand in operands)
     outputs = tuple(TensorSpec.of(tensor) for tensor in result_tensors(node))
-    key = f"{node.target}|{args!r}|{kwargs!r}|{specs}|{outputs}|{_output_mask(node)}|{checked}"
+    held = region(node)
+    name = node.target if held is None else held.key
+    key = f"{name}|{args!r}|{kwargs!r}|{specs}|{outputs}|{output_mask(node)}|{checked}"
     found = _cache.get(key)
     if found is None:
         with _lock:
@@ -164,7 +169,8 @@ def splice(entry: Lowering, node: fx.Node, checked: bool = True) -> tuple[Splice
     return found, operands
 
 
-def _output_mask(node: fx.Node) -> tuple[bool, ...]:
+def output_mask(node: fx.Node) -> tuple[bool, ...]:
+    """Which of a node's results are tensors."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
     return tuple(isinstance(item, torch.Tensor) for item in values)
@@ -182,7 +188,7 @@ def _trace(
 ) -> Splice:
     assert entry.function is not None
     function = entry.function
-    mask = _output_mask(node)
+    mask = output_mask(node)
     checks: list[Check] = []
 
     def run(*arrays: Any) -> tuple[Any, ...]:
@@ -191,10 +197,14 @@ def _trace(
         seed, stream = actual_kwargs.pop("__seed", None), actual_kwargs.pop("__stream", 0)
         if seed is not None:
             seed = seed + jnp.array([0, stream], jnp.int64)
-        ctx = Context(outputs, seed, checked)
-        results = function(ctx, *actual_args, **actual_kwargs)
+        ctx = Context(outputs, seed, checked, region=region(node))
+        results = conform(function(ctx, *actual_args, **actual_kwargs), mask, outputs, node)
+        carried = [
+            _unfolded(_carried(array, spec.dtype))
+            for array, spec in zip(results, outputs, strict=True)
+        ]
         checks[:] = [check for check, _ in ctx.flags]
-        return (*_conform(results, mask, outputs, node), *_code([flag for _, flag in ctx.flags]))
+        return (*carried, *code([flag for _, flag in ctx.flags]))
 
     shapes = [
         jax.ShapeDtypeStruct(spec.shape, to_jax(CARRIERS.get(spec.dtype, spec.dtype)))
@@ -209,12 +219,12 @@ def _trace(
     return Splice(text, f"{prefix}_main", specs, outputs, tuple(checks))
 
 
-def _code(flags: list[Any]) -> list[Any]:
+def code(flags: list[Any]) -> list[Any]:
     """The position from 1 of the first flag that is set, or 0; nothing if there are no flags."""
-    code: Any = jnp.int32(0)
+    first: Any = jnp.int32(0)
     for position in range(len(flags), 0, -1):
-        code = jnp.where(flags[position - 1], jnp.int32(position), code)
-    return [code] if flags else []
+        first = jnp.where(flags[position - 1], jnp.int32(position), first)
+    return [first] if flags else []
 
 
 @contextlib.contextmanager
@@ -240,9 +250,14 @@ def _substitute(value: Any, arrays: Sequence[Any]) -> Any:
     return value
 
 
-def _conform(
+def conform(
     results: Any, mask: tuple[bool, ...], outputs: tuple[TensorSpec, ...], node: fx.Node
 ) -> Iterator[Any]:
+    """The tensors among an operator's results, in the dtypes that FakeTensor promised.
+
+    Raises:
+        LoweringError: if there are more or fewer, or one has another shape.
+    """
     values = list(results) if isinstance(results, tuple | list) else [results]
     if len(values) != len(mask):
         raise LoweringError(
@@ -259,7 +274,7 @@ def _conform(
                 f"the lowering of {node.target} gave shape {array.shape}, not {spec.shape}",
                 node.name,
             )
-        yield _unfolded(_carried(array.astype(to_jax(spec.dtype)), spec.dtype))
+        yield array.astype(to_jax(spec.dtype))
 
 
 def _read(array: Any, dtype: torch.dtype) -> Any:

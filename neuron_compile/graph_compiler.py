@@ -17,6 +17,7 @@ from . import logs
 from .classify import Boundary, bound
 from .effects import plain_checks
 from .errors import UnsupportedError
+from .higher_order import adopt
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import Partitioned, eager_nodes, partition
@@ -103,6 +104,7 @@ def _compile_static(
     module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
 ) -> Runner:
     refused: dict[str, str] = {}
+    module = adopt(module)
     while True:
         seconds: collections.Counter[str] = collections.Counter()
         try:

@@ -19,7 +19,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 #: Wraps an operator with an effect: its first argument and result are tokens.
@@ -139,6 +141,29 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 def outside_fake_mode() -> AbstractContextManager[Any]:
     """Make real tensors from real tensors, though AOT Autograd compiles under a fake mode."""
     return unset_fake_temporarily()
+
+
+def retraced(
+    graph: fx.GraphModule, inputs: Sequence[Any], decompositions: dict[Any, Callable[..., Any]]
+) -> fx.GraphModule:
+    """``graph`` traced again for (fake) inputs of static sizes, by the given decompositions.
+
+    Its nodes keep their lines in the user's code.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+    def run(*args: Any) -> Any:
+        with preserve_node_meta():
+            return fx.Interpreter(graph).run(*args)
+
+    with unset_fake_temporarily(), torch.no_grad(), mode:
+        fakes = [
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            if isinstance(value, torch.Tensor)
+            else value
+            for value in inputs
+        ]
+        return make_fx(run, decomposition_table=decompositions)(*fakes)
 
 
 def fake_mode() -> FakeTensorMode:

@@ -363,8 +363,8 @@ def _to_copy(ctx: Context, x: Any, **_: Any) -> Any:
     return cast(x, ctx.dtype)
 
 
-lowers(aten._conj.default)(lambda ctx, x: jnp.conj(x))
-lowers(aten._neg_view.default)(lambda ctx, x: -x)
+lowers(aten._conj.default, aten._conj_copy.default)(lambda ctx, x: jnp.conj(x))
+lowers(aten._neg_view.default, aten._neg_view_copy.default)(lambda ctx, x: -x)
 # A lazy conjugate or negative is resolved when it enters a graph; inside there is none.
 lowers(aten.resolve_conj.default, aten.resolve_neg.default)(lambda ctx, x: x)
 

@@ -23,6 +23,7 @@ prims = torch.ops.prims
     aten.alias.default,
     aten.clone.default,
     aten.detach.default,
+    aten.detach_copy.default,
     aten.lift_fresh_copy.default,
     aten.lift_fresh.default,
     aten.contiguous.default,
@@ -37,6 +38,8 @@ def _identity(ctx: Context, x: Any, **_: Any) -> Any:
     aten._unsafe_view.default,
     aten.reshape.default,
     aten._reshape_alias.default,
+    aten._reshape_alias_copy.default,
+    aten._reshape_copy.default,
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
@@ -89,12 +92,12 @@ def _transpose(ctx: Context, x: Any, dim0: int, dim1: int) -> Any:
     return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
 
-@lowers(aten.slice.Tensor)
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def _slice(ctx: Context, x: Any, dim: int = 0, start: int = 0, end: int = 0, step: int = 1) -> Any:
     return jax.lax.slice_in_dim(x, start, end, step, axis=dim % x.ndim)
 
 
-@lowers(aten.select.int)
+@lowers(aten.select.int, aten.select_copy.int)
 def _select(ctx: Context, x: Any, dim: int, index: int) -> Any:
     return jax.lax.index_in_dim(x, index, axis=dim % x.ndim, keepdims=False)
 
@@ -146,7 +149,9 @@ def _pieces(x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
     return pieces
 
 
-@lowers(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
+@lowers(
+    aten.split.Tensor, aten.split_copy.Tensor, aten.split_with_sizes.default, aten.chunk.default
+)
 def _split(ctx: Context, x: Any, _sizes: Any, dim: int = 0) -> list[Any]:
     dim %= x.ndim
     return _pieces(x, [output.shape[dim] for output in ctx.outputs], dim)
@@ -271,12 +276,12 @@ def _copy(ctx: Context, x: Any, source: Any, non_blocking: bool = False) -> Any:
     return jnp.broadcast_to(cast(source, ctx.dtype), ctx.shape)
 
 
-@lowers(aten.view_as_real.default)
+@lowers(aten.view_as_real.default, aten.view_as_real_copy.default)
 def _view_as_real(ctx: Context, x: Any) -> Any:
     return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
 
 
-@lowers(aten.view_as_complex.default)
+@lowers(aten.view_as_complex.default, aten.view_as_complex_copy.default)
 def _view_as_complex(ctx: Context, x: Any) -> Any:
     return jax.lax.complex(x[..., 0], x[..., 1])
 
