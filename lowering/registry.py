@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .types import CARRIERS, MLIR_DTYPES, LoweringError
+from .types import CARRIERS, FLOAT8, MLIR_DTYPES, LoweringError
 
 OpOverload = torch._ops.OpOverload
 #: Key of ``node.meta``: the name of the node that a pass made this one from.
@@ -44,6 +44,8 @@ class Lowering:
 _REGISTRY: dict[Any, Lowering] = {}
 #: Calls (see ``_call``) that Torch-MLIR or a lowering turned out to refuse in this process.
 _REFUSED: dict[str, str] = {}
+#: Operators that may have float8 operands and results, and for which nodes.
+_FLOAT8: dict[Any, Predicate] = {}
 _registered: list[Any] = []
 
 
@@ -79,6 +81,18 @@ def torch_mlir_lowers(*ops: Any, when: Predicate) -> None:
     """Trust Torch-MLIR with the nodes of ``ops`` for which ``when`` holds."""
     for op in ops:
         _register(op, stock=when)
+
+
+def takes_float8(*ops: Any, when: Predicate = lambda node: True) -> None:
+    """Let the nodes of ``ops`` for which ``when`` holds have float8 operands and results."""
+    _FLOAT8.update(dict.fromkeys(ops, when))
+
+
+def wrap(op: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put ``around`` the function that is registered for ``op``."""
+    entry = _REGISTRY[op]
+    assert entry.function is not None
+    _REGISTRY[op] = dataclasses.replace(entry, function=around(entry.function))
 
 
 def lookup(op: Any) -> Lowering | None:
@@ -159,6 +173,8 @@ def why_unsupported(node: fx.Node) -> str | None:
             return f"a tensor is on device {tensor.device}"
         if tensor.dtype not in MLIR_DTYPES:
             return f"dtype {tensor.dtype} is not supported"
+        if tensor.dtype in FLOAT8 and not _FLOAT8.get(node.target, lambda node: False)(node):
+            return f"it is not lowered for {tensor.dtype}"
     if entry.refuse is not None and (reason := entry.refuse(node)):
         return reason
     if entry.function is None and entry.stock is not None and not entry.stock(node):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
+from . import float8
 from .registry import Lowering, result_tensors
 from .types import CARRIERS, Check, LoweringError, TensorSpec
 
@@ -34,6 +35,11 @@ JAX_DTYPES: dict[torch.dtype, Any] = {
     torch.float64: jnp.float64,
     torch.complex64: jnp.complex64,
     torch.complex128: jnp.complex128,
+    torch.float8_e4m3fn: jnp.float8_e4m3fn,
+    torch.float8_e5m2: jnp.float8_e5m2,
+    torch.float8_e4m3fnuz: jnp.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz: jnp.float8_e5m2fnuz,
+    torch.float8_e8m0fnu: jnp.float8_e8m0fnu,
 }
 TORCH_DTYPES = {jnp.dtype(value): key for key, value in JAX_DTYPES.items()}
 
@@ -259,7 +265,7 @@ def _conform(
                 f"the lowering of {node.target} gave shape {array.shape}, not {spec.shape}",
                 node.name,
             )
-        yield _unfolded(_carried(array.astype(to_jax(spec.dtype)), spec.dtype))
+        yield _unfolded(_carried(float8.convert(array, to_jax(spec.dtype)), spec.dtype))
 
 
 def _read(array: Any, dtype: torch.dtype) -> Any:
