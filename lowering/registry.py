@@ -19,7 +19,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from .region import Region, inner_nodes, region
-from .types import CARRIERS, MLIR_DTYPES, LoweringError
+from .types import CARRIERS, FLOAT8, MLIR_DTYPES, LoweringError
 
 OpOverload = torch._ops.OpOverload
 #: Key of ``node.meta``: the name of the node that a pass made this one from.
@@ -50,6 +50,8 @@ class Lowering:
 _REGISTRY: dict[Any, Lowering] = {}
 #: Calls (see ``_call``) that Torch-MLIR or a lowering turned out to refuse in this process.
 _REFUSED: dict[str, str] = {}
+#: Operators that may have float8 operands and results, and for which nodes.
+_FLOAT8: dict[Any, Predicate] = {}
 _registered: list[Any] = []
 
 
@@ -85,6 +87,18 @@ def torch_mlir_lowers(*ops: Any, when: Predicate) -> None:
     """Trust Torch-MLIR with the nodes of ``ops`` for which ``when`` holds."""
     for op in ops:
         _register(op, stock=when)
+
+
+def takes_float8(*ops: Any, when: Predicate = lambda node: True) -> None:
+    """Let the nodes of ``ops`` for which ``when`` holds have float8 operands and results."""
+    _FLOAT8.update(dict.fromkeys(ops, when))
+
+
+def wrap(op: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put ``around`` the function that is registered for ``op``."""
+    entry = _REGISTRY[op]
+    assert entry.function is not None
+    _REGISTRY[op] = dataclasses.replace(entry, function=around(entry.function))
 
 
 def lookup(op: Any) -> Lowering | None:
@@ -170,6 +184,8 @@ def why_unsupported(node: fx.Node) -> str | None:
             return f"a tensor is on device {tensor.device}"
         if tensor.dtype not in MLIR_DTYPES:
             return f"dtype {tensor.dtype} is not supported"
+        if tensor.dtype in FLOAT8 and not _FLOAT8.get(node.target, lambda node: False)(node):
+            return f"it is not lowered for {tensor.dtype}"
     if isinstance(node.target, Region | HigherOrderOperator):
         reason = _why_region_unsupported(node)
         if reason is not None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
+from . import float8
 from .region import Region, region
 from .registry import Lowering, result_tensors
 from .types import CARRIERS, Check, LoweringError, TensorSpec
@@ -35,6 +36,11 @@ JAX_DTYPES: dict[torch.dtype, Any] = {
     torch.float64: jnp.float64,
     torch.complex64: jnp.complex64,
     torch.complex128: jnp.complex128,
+    torch.float8_e4m3fn: jnp.float8_e4m3fn,
+    torch.float8_e5m2: jnp.float8_e5m2,
+    torch.float8_e4m3fnuz: jnp.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz: jnp.float8_e5m2fnuz,
+    torch.float8_e8m0fnu: jnp.float8_e8m0fnu,
 }
 TORCH_DTYPES = {jnp.dtype(value): key for key, value in JAX_DTYPES.items()}
 
@@ -274,7 +280,7 @@ def conform(
                 f"the lowering of {node.target} gave shape {array.shape}, not {spec.shape}",
                 node.name,
             )
-        yield array.astype(to_jax(spec.dtype))
+        yield float8.convert(array, to_jax(spec.dtype))
 
 
 def _read(array: Any, dtype: torch.dtype) -> Any:

@@ -7,12 +7,21 @@ from collections.abc import Mapping
 
 import torch
 
-#: Unsigned integers that Torch-MLIR has no type for, and the signed ones that carry their bits
-#: through a program. Traced lowerings see them as what they are.
+FLOAT8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
+
+#: Dtypes that Torch-MLIR has no type for, and the signed integers that carry their bits through a
+#: program. Traced lowerings see them as what they are.
 CARRIERS: Mapping[torch.dtype, torch.dtype] = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
+    **dict.fromkeys(FLOAT8, torch.int8),
 }
 
 #: torch dtype -> builtin MLIR element type. A dtype that is absent cannot be lowered.
@@ -32,6 +41,7 @@ MLIR_DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "f64",
     torch.complex64: "complex<f32>",
     torch.complex128: "complex<f64>",
+    **dict.fromkeys(FLOAT8, "i8"),
 }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from .. import float8
 from ..registry import node_tensors, result_tensors
 from ..trace import Context, to_jax, to_torch
 
@@ -23,8 +24,8 @@ def is_tensor(value: Any) -> bool:
 
 
 def opmath(dtype: Any) -> Any:
-    """The dtype ATen computes in: float32 for the half types."""
-    return jnp.float32 if dtype in HALVES else dtype
+    """The dtype ATen computes in: float32 for the half types and float8."""
+    return jnp.float32 if dtype in HALVES or float8.is_float8(dtype) else dtype
 
 
 @functools.lru_cache(maxsize=4096)
@@ -59,6 +60,8 @@ def cast(value: Any, dtype: Any) -> Any:
 
     A number out of the range of an integer dtype wraps around, as ATen's wrapped numbers do.
     """
+    if float8.is_float8(dtype) or (is_tensor(value) and float8.is_float8(value.dtype)):
+        return float8.convert(jnp.asarray(value), dtype)
     if not is_tensor(value):
         with np.errstate(all="ignore"):
             return jnp.asarray(np.asarray(value).astype(dtype))

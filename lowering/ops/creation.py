@@ -35,7 +35,8 @@ def _full(ctx: Context, _like: Any, fill_value: Any, **_: Any) -> Any:
     aten.new_empty_strided.default,
 )
 def _zeros(ctx: Context, *_: Any, **__: Any) -> Any:
-    return jnp.zeros(ctx.shape, ctx.dtype)
+    # Not ``jnp.zeros``: the format without a zero, e8m0fnu, has its least number in that place.
+    return jnp.full(ctx.shape, cast(0, ctx.dtype))
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
@@ -88,7 +89,7 @@ def _progression(ctx: Context, start: Any, step: Any) -> Any:
 @lowers(aten.eye.default, aten.eye.m)
 def _eye(ctx: Context, *_: Any, **__: Any) -> Any:
     rows, columns = ctx.shape
-    return jnp.eye(rows, columns, dtype=ctx.dtype)
+    return cast(jnp.eye(rows, columns, dtype=bool), ctx.dtype)
 
 
 @lowers(
