@@ -149,7 +149,11 @@ class _Sources:
     def view(self, node: fx.Node, base: fx.Node) -> View | None:
         """How ``node`` lies in the memory of ``base``; ``None`` if strides cannot tell."""
         value, whole = node.meta["val"], self.value(base)
-        if not isinstance(whole, torch.Tensor) or value.dtype != whole.dtype:
+        if not isinstance(whole, torch.Tensor):
+            return None
+        retyped = value.dtype != whole.dtype
+        # The real view of a complex argument is one that autograd must know.
+        if retyped and base in self.positions and (value.requires_grad or whole.requires_grad):
             return None
         if value.is_conj() != whole.is_conj() or value.is_neg() != whole.is_neg():
             return None
@@ -158,8 +162,17 @@ class _Sources:
             or whole.numel() * whole.element_size() != whole.untyped_storage().nbytes()
         ):
             return None
-        offset = value.storage_offset() - whole.storage_offset()
-        return View(tuple(value.shape), tuple(value.stride()), offset, tuple(whole.stride()))
+        size = value.element_size()
+        begin = value.storage_offset() * size - whole.storage_offset() * whole.element_size()
+        if begin % size:
+            return None
+        return View(
+            tuple(value.shape),
+            tuple(value.stride()),
+            begin // size,
+            tuple(whole.stride()),
+            value.dtype if retyped else None,
+        )
 
 
 def _memory(value: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from . import pjrt
 from .neff import Neff
-from .torch_memory import as_dtype, reinterpret
+from .torch_memory import as_dtype, reinterpret, retyped
 from .types import ArgumentSpec, ResultSpec, Signature, View
 
 
@@ -152,6 +152,8 @@ def _taker(spec: ResultSpec) -> Taker:
 def _restorer(spec: ResultSpec) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that brings a contiguous tensor to the strides that eager promised."""
     view, permutation, sizes, stride = spec.view, spec.permutation, spec.expand, spec.stride
+    if view is not None and (dtype := view.dtype) is not None:
+        return lambda tensor: retyped(tensor, dtype, view.shape, view.stride, view.offset)
     if view is not None:
         return lambda tensor: reinterpret(tensor, view.shape, view.stride, view.offset)
     if permutation is not None:
@@ -176,6 +178,8 @@ def _view(base: torch.Tensor, view: View) -> torch.Tensor:
         base.shape, view.base
     ):
         base = _restride(base, view.base)
+    if view.dtype is not None:
+        return retyped(base, view.dtype, view.shape, view.stride, view.offset)
     return base.as_strided(view.shape, view.stride, base.storage_offset() + view.offset)
 
 

@@ -23,6 +23,18 @@ def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     )
 
 
+def retyped(
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> torch.Tensor:
+    """A tensor of another dtype over another's storage, ``offset`` of its own elements further."""
+    begin = tensor.storage_offset() * tensor.element_size() // dtype.itemsize
+    return torch.empty(0, dtype=dtype).set_(tensor.untyped_storage(), begin + offset, shape, stride)
+
+
 def tensor_at(
     address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, size: int
 ) -> torch.Tensor:

@@ -39,13 +39,15 @@ class ArgumentSpec:
 class View:
     """Sizes, strides and offset (from the base's own) of a view of a tensor.
 
-    They mean what they say only if the base has the strides ``base``.
+    They mean what they say only if the base has the strides ``base``. ``dtype`` is that of the
+    view, in whose elements the others count, if it is not the base's.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     base: tuple[int, ...]
+    dtype: torch.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)
