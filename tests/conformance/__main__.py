@@ -11,14 +11,14 @@ import collections
 import fnmatch
 import json
 import os
-import selectors
+import queue
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,7 +28,7 @@ from . import page
 from .catalog import DTYPES, Case, cases
 
 RESULTS = Path(__file__).parent / "results"
-#: Seconds a case may take, and cases after which a worker makes room for a fresh one.
+#: Seconds that eight samples may take, and cases after which a worker makes room for a fresh one.
 TIMEOUT, CASES_PER_WORKER = 600, 150
 
 
@@ -38,6 +38,7 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
+        self._lines: queue.Queue[str] = queue.Queue()
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - kept as long as the worker
 
     def judge(self, key: str, limit: int) -> dict[str, Any]:
@@ -45,13 +46,13 @@ class Worker:
         if self._process is None:
             self._start()
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert process is not None and process.stdin is not None
         process.stdin.write(f"{key} {limit}\n")
         process.stdin.flush()
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            answered = selector.select(TIMEOUT)
-        line = process.stdout.readline() if answered else ""
+        line: str | None = "\n"
+        while line == "\n":  # it is alive
+            line = self._next()
+        answered = line is not None
         self._done += 1
         if line:
             if self._done >= CASES_PER_WORKER:
@@ -70,6 +71,13 @@ class Worker:
             "backward": [0, 0],
             "failures": [f"the process {what} (exit code {process.returncode}): {self._said()}"],
         }
+
+    def _next(self) -> str | None:
+        """The process's next line; empty where it has ended, ``None`` where it says nothing."""
+        try:
+            return self._lines.get(timeout=TIMEOUT)
+        except queue.Empty:
+            return None
 
     def _said(self) -> str:
         """The end of what the process wrote to its standard error."""
@@ -94,6 +102,16 @@ class Worker:
             text=True,
             env=environment,
         )
+        self._lines = queue.Queue()
+        threading.Thread(
+            target=_read, args=(self._process.stdout, self._lines), daemon=True
+        ).start()
+
+
+def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
@@ -106,7 +124,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 def run(keys: Sequence[str], path: Path, limit: int, jobs: int, console: Console) -> None:
     """Judge the cases and append each result to the file."""
-    queue = collections.deque(keys)
+    waiting = collections.deque(keys)
     lock = threading.Lock()
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = (
@@ -116,16 +134,16 @@ def run(keys: Sequence[str], path: Path, limit: int, jobs: int, console: Console
         TimeRemainingColumn(),
     )
     with path.open("a") as file, Progress(*columns, console=console) as progress:
-        task = progress.add_task("conformance", total=len(queue))
+        task = progress.add_task("conformance", total=len(waiting))
 
         def work() -> None:
             worker = Worker()
             try:
                 while True:
                     with lock:
-                        if not queue:
+                        if not waiting:
                             return
-                        key = queue.popleft()
+                        key = waiting.popleft()
                         progress.update(task, description=key[:60].ljust(60))
                     result = worker.judge(key, limit)
                     with lock:

@@ -76,11 +76,17 @@ class _Tally:
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def judge(case: Case, limit: int | None = None, batch: int = 8) -> Result:
+def judge(
+    case: Case,
+    limit: int | None = None,
+    batch: int = 8,
+    alive: Callable[[], Any] = lambda: None,
+) -> Result:
     """Run a case's samples, ``batch`` of them in one compiled graph.
 
     The samples of a graph in which anything is wrong, or in eager fallback, are run again one
     by one; a sample that fails alone is ``upstream`` where ``backend="aot_eager"`` fails as well.
+    ``alive`` is called after each graph.
     """
     tally = _Tally()
     count = 0
@@ -94,6 +100,7 @@ def judge(case: Case, limit: int | None = None, batch: int = 8) -> Result:
             batch = 1
         for start in range(0, count, batch):
             _judge_batch(case, references[start : start + batch], tally)
+            alive()
     return Result(
         case.key,
         count,

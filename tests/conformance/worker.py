@@ -20,7 +20,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         key, limit = line.rstrip("\n").rsplit(" ", 1)
-        result = judge(Case.of(key), int(limit) or None)
+        # An empty line says that the case goes on.
+        result = judge(
+            Case.of(key),
+            int(limit) or None,
+            alive=lambda: print(file=answers, flush=True),
+        )
         data = {**dataclasses.asdict(result), "status": result.status}
         answers.write(json.dumps(data) + "\n")
         answers.flush()
