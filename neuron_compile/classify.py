@@ -143,8 +143,12 @@ class _Sources:
                 if any(_memory(value) == memory for value in values):
                     source = operand
             if source is node:
-                return node
+                break
             node = source
+        if isinstance(node.meta["val"], torch.Tensor):
+            return node
+        # One of several results: the first node that takes it out.
+        return next(user for user in node.users if _memory(user.meta.get("val")) == memory)
 
     def view(self, node: fx.Node, base: fx.Node) -> View | None:
         """How ``node`` lies in the memory of ``base``; ``None`` if strides cannot tell."""
