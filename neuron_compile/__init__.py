@@ -2,7 +2,8 @@
 
 The backend registers itself by entry point; nothing needs to be imported to use it. This package
 offers what explains it: :func:`explain`, :func:`report`, :func:`reset_report`, and
-:func:`support`, which says where an operator would run.
+:func:`support`, which says where an operator would run; and :func:`register_lowering`, which
+brings an operator of yours to the device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .errors import FallbackWarning, NeuronError, SettingsError, UnsupportedError
     from .explainer import Explanation, explain
-    from .operators import Support, support
+    from .operators import Support, register_lowering, support
     from .records import Report, report, reset_report
     from .settings import Settings
 
@@ -29,6 +30,7 @@ _HOME = {
     "SettingsError": "errors",
     "UnsupportedError": "errors",
     "explain": "explainer",
+    "register_lowering": "operators",
     "report": "records",
     "reset_report": "records",
     "support": "operators",
@@ -44,6 +46,7 @@ __all__ = [
     "Support",
     "UnsupportedError",
     "explain",
+    "register_lowering",
     "report",
     "reset_report",
     "support",

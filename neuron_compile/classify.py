@@ -152,7 +152,8 @@ class _Sources:
 
     def view(self, node: fx.Node, base: fx.Node) -> View | None:
         """How ``node`` lies in the memory of ``base``; ``None`` if strides cannot tell."""
-        value, whole = node.meta["val"], self.value(base)
+        value: Any = node.meta["val"]
+        whole: Any = self.value(base)
         if not isinstance(whole, torch.Tensor):
             return None
         retyped = value.dtype != whole.dtype

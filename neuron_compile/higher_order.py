@@ -107,10 +107,29 @@ def _of_invoke_subgraph(body: Any, name: str, *operands: Any) -> _Examples:
     yield operands
 
 
+def _of_flex_attention(
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    score_mod: Any,
+    block_mask: Sequence[Any],
+    scale: float,
+    options: Any,
+    score_buffers: Sequence[Any] = (),
+    mask_buffers: Sequence[Any] = (),
+) -> _Examples:
+    """A score and its place: batch, head, query, key, as eager takes them."""
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    place = [torch.empty((), dtype=torch.int64, device="meta")] * 4
+    yield [torch.empty((), dtype=wide, device="meta"), *place, *score_buffers]
+    yield [*place, *mask_buffers]
+
+
 _EXAMPLES: dict[Any, Callable[..., _Examples]] = {
     higher_order.cond: _of_cond,
     higher_order.while_loop: _of_while_loop,
     higher_order.scan: _of_scan,
     higher_order.map_impl: _of_map,
     higher_order.invoke_subgraph: _of_invoke_subgraph,
+    higher_order.flex_attention: _of_flex_attention,
 }

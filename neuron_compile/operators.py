@@ -1,15 +1,16 @@
-"""Where an operator would run: asked before anything is compiled."""
+"""Where an operator would run, asked before anything is compiled; and lowerings of the user."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from .decompositions import decompositions
-from .lowering.registry import Lowering, lookup, registered
+from .lowering.registry import Lowering, lookup, lowers, registered
 from .lowering.types import MLIR_DTYPES
 from .torch_internals import autograd_decomposes, is_dispatched
 
@@ -54,6 +55,41 @@ def all_operators() -> tuple[Support, ...]:
     known = {entry.op for entry in registered()} | set(decompositions())
     overloads = [op for op in known if isinstance(op, torch._ops.OpOverload)]
     return tuple(sorted((_answer(op, ()) for op in overloads), key=lambda item: item.operator))
+
+
+def register_lowering(
+    *ops: Any, refuse: Callable[[fx.Node], str | None] | None = None, random: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Bring operators of your own to the device: decorate a function over ``jax.numpy``.
+
+    It is called as ``function(ctx, *args, **kwargs)`` with the operator's arguments, tensors as
+    JAX arrays, while the graph is compiled; it returns one array, or a tuple in the order of the
+    operator's results. ``ctx.outputs`` holds the shapes and dtypes that the operator's fake
+    implementation promised: the result is converted to that dtype, and another shape sends the
+    operator to eager PyTorch with a warning. Without a lowering it runs there as well, between
+    partitions. Graphs that were compiled before keep what they have.
+
+    Args:
+        ops: overloads (``torch.ops.mylib.op.default``), packets (their default overload), or
+            what ``torch.library.custom_op`` returned. A backward that is an operator of its own
+            is registered likewise.
+        refuse: why a node has no lowering after all, or ``None``.
+        random: give the function a seed, ``ctx.seed``, an int64[2] that differs with each call.
+
+    Raises:
+        ValueError: for what is no operator, or one that has a lowering already.
+    """
+    return lowers(*map(_overload, ops), refuse=refuse, random=random)
+
+
+def _overload(op: Any) -> Any:
+    found = getattr(op, "_opoverload", op)  # of torch.library.CustomOpDef
+    found = found.default if isinstance(found, torch._ops.OpOverloadPacket) else found
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError(f"{op!r} is not an operator: give torch.ops.mylib.op.default")
+    if found._schema.is_mutable:
+        raise ValueError(f"{found} changes its arguments; what lowers is functional")
+    return found
 
 
 def _overloads(op: Any) -> Iterator[Any]:
