@@ -17,7 +17,7 @@ LINT_EXTRAS := lint,test,demo,bench
 MYPY = $(BIN)/mypy | sed -E 's,^build/types/neuron_compile/(lowering|runtime)/,\1/,; s,^build/types/,,'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all conformance lint typecheck types bench test-versions clean
+.PHONY: help demo test test-all conformance programs lint typecheck types bench test-versions clean
 # A failed install must not leave a stamp that says it is done.
 .DELETE_ON_ERROR:
 
@@ -45,6 +45,9 @@ test-all: $(VENV)/.installed-test,demo ## Run the slow tests too
 
 conformance: $(VENV)/.installed-test,demo ## Run PyTorch's whole operator database, resumable
 	$(BIN)/python -m tests.conformance --page $(ARGS)
+
+programs: $(VENV)/.installed-test,demo ## Run 5,000 random programs, resumable (ARGS= is passed on)
+	$(BIN)/python -m tests.programs $(ARGS)
 
 lint: $(VENV)/.installed-$(LINT_EXTRAS) types ## Run ruff and mypy
 	$(BIN)/ruff check .

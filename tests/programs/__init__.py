@@ -1,0 +1,1 @@
+"""Random PyTorch programs, drawn by hypothesis, compiled and compared with eager."""
