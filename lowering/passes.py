@@ -103,6 +103,9 @@ def _to_gemm(graph: fx.Graph, node: fx.Node, a: Any, b: Any, bias: Any) -> None:
     with graph.inserting_before(node):
         product = graph.call_function(gemm, (a, b, transpose_a, transpose_b))
         product.meta = {**node.meta, ORIGIN: node.name}
+        if bias is not None and result.dtype in (torch.float16, torch.bfloat16):
+            # ATen rounds once, after the bias.
+            product.meta["val"] = torch.empty(result.shape, dtype=torch.float32, device="meta")
         replacement = product
         if bias is not None:
             replacement = graph.call_function(aten.add.Tensor, (product, bias))

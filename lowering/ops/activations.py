@@ -84,14 +84,14 @@ def _threshold_backward(ctx: Context, grad: Any, x: Any, threshold: Any) -> Any:
 def _tanh_backward(ctx: Context, grad: Any, output: Any) -> Any:
     dtype = opmath(ctx.dtype)
     output = cast(output, dtype)
-    return cast(grad, dtype) * (1 - output * output)
+    return cast(grad, dtype) * jnp.conj(1 - output * output)
 
 
 @lowers(aten.sigmoid_backward.default)
 def _sigmoid_backward(ctx: Context, grad: Any, output: Any) -> Any:
     dtype = opmath(ctx.dtype)
     output = cast(output, dtype)
-    return cast(grad, dtype) * (1 - output) * output
+    return cast(grad, dtype) * jnp.conj((1 - output) * output)
 
 
 @lowers(aten.leaky_relu.default)

@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from ..types import CompilerOptions
-from . import denormals, division, ffi, linear_algebra  # noqa: F401 - it registers its kernels
+from . import denormals, division, ffi, linear_algebra, rounding  # noqa: F401 - it registers kernels
 from .kernels import KernelSpec, build, wants
 
 PREFIX = "neuron."
@@ -26,6 +26,7 @@ class CpuTarget:
                 composites = list(_composites(module.operation))
                 replaced = sum(_replace(operation) for operation in composites)
         division.keep(module)
+        rounding.keep(module)
         denormals.keep(module)
         return replaced
 
