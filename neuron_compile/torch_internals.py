@@ -16,6 +16,10 @@ import torch
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.descriptors import (
+    InputMutationAOTOutput,
+    SavedForBackwardsAOTOutput,
+)
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -49,11 +53,50 @@ def aot_compile(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         decompositions=decompositions,
     )
     with _without_python_kernels(whole):
         return compiler(module, example_inputs)
+
+
+def _partition(
+    joint: fx.GraphModule, *args: Any, **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut a joint graph in two; what it saves of an input that it changes is a copy.
+
+    AOT Autograd writes the change after the forward, and autograd would then refuse the saved
+    input in the backward.
+    """
+    forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    graph = forward.graph
+    output = graph.output_node()
+    meanings = output.meta.get("desc") or ()
+    changed = {x.mutated_input for x in meanings if isinstance(x, InputMutationAOTOutput)}
+    memories = {
+        _memory(node)
+        for node in graph.find_nodes(op="placeholder")
+        if node.meta.get("desc") in changed
+    } - {None}
+    if not memories:
+        return forward, backward
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    for index, (node, meaning) in enumerate(zip(results, meanings, strict=True)):
+        if isinstance(meaning, SavedForBackwardsAOTOutput) and _memory(node) in memories:
+            with graph.inserting_before(output):
+                results[index] = graph.call_function(torch.ops.aten.clone.default, (node,))
+            results[index].meta["val"] = node.meta["val"].clone()
+    output.args = (tuple(results),)
+    forward.recompile()
+    return forward, backward
+
+
+def _memory(node: Any) -> int | None:
+    """What identifies the storage of a node's tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 _ABOVE_AUTOGRAD = (

@@ -30,4 +30,29 @@ REGRESSIONS = {
         ),
         "the view was a result of its own: writing to one did not change the other",
     ),
+    "a_view_of_one_of_several_results": Regression(
+        parsed(
+            "plain",
+            """
+            v0 = torch.max(x0, dim=-1).indices
+            v1 = v0[...]
+            return (v1, v0, )
+            """,
+            Input((2,)),
+        ),
+        "views of one of an operator's several results were results of their own",
+    ),
+    "an_input_saved_and_changed": Regression(
+        parsed(
+            "grad",
+            """
+            v0 = torch.atan2(x0, x1.abs() + 1)
+            v1 = x1.neg_()
+            return (v0, )
+            """,
+            Input((), grad=True),
+            Input((8, 1, 8), dtype=torch.uint8),
+        ),
+        "the partitioner saved the input, the forward changed it, and the backward was refused",
+    ),
 }
