@@ -14,6 +14,8 @@ import torch
 from torch import fx
 
 from . import logs
+from .bucket import CannotPad, pad_graph
+from .bucket_sizes import Sizes
 from .classify import Boundary, bound
 from .effects import plain_checks
 from .errors import UnsupportedError
@@ -65,7 +67,8 @@ def compile_graph(
     """
     module = plain_checks(module)
     if has_symbols(module):
-        return boxed(_Specializer(module, kind, static, settings))
+        serve = _Bucketer if settings.dynamic_shapes == "bucket" else _Specializer
+        return boxed(serve(module, kind, static, settings))
     with outside_fake_mode():
         return boxed(_compile_static(module, kind, static, settings))
 
@@ -84,20 +87,57 @@ class _Specializer:
         self._lock = threading.RLock()
 
     def __call__(self, args: list[Any]) -> Any:
-        key = call_key(args)
+        return self._kept(call_key(args), lambda: specialize(self._module, args))(args)
+
+    def _kept(self, key: Any, make: Callable[[], fx.GraphModule]) -> Runner:
+        """The executable of ``key``, compiled from the static graph that ``make`` gives."""
         with self._lock:
             runner = self._table.get(key)
             if runner is None:
-                runner = self._table[key] = self._compile(args)
+                module = make()
+                count("specializations")
+                runner = _compile_static(module, self._kind, self._static, self._settings)
+                self._table[key] = runner
                 while len(self._table) > self._settings.max_specializations:
                     self._table.popitem(last=False)
             self._table.move_to_end(key)
-        return runner(args)
+            return runner
 
-    def _compile(self, args: Sequence[Any]) -> Runner:
-        count("specializations")
-        module = specialize(self._module, args)
-        return _compile_static(module, self._kind, self._static, self._settings)
+
+class _Bucketer(_Specializer):
+    """Serves it by executables of padded sizes, where each operator is known to bear that."""
+
+    def __init__(
+        self, module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
+    ) -> None:
+        super().__init__(module, kind, static, settings)
+        self._sizes = Sizes(module, settings.buckets)
+
+    def __call__(self, args: list[Any]) -> Any:
+        found = None if self._sizes.hopeless else self._padded(args)
+        if found is None:
+            return super().__call__(args)
+        padded, runner = found
+        real = self._sizes.of(args)
+        inputs = self._sizes.pad(args, padded)
+        args.clear()
+        return self._sizes.cut(runner(inputs), real)
+
+    def _padded(self, args: list[Any]) -> tuple[Mapping[Any, int], Runner] | None:
+        """The padded sizes for a call with their executable; ``None`` where there are none."""
+        with self._lock:
+            padded = self._sizes.padded(self._sizes.of(args))
+            if padded is None:
+                return None
+            exact = self._sizes.exact(args, padded)
+            try:
+                key = self._sizes.key(args, padded)
+                runner = self._kept(key, lambda: pad_graph(self._module, args, padded, exact))
+            except CannotPad as error:
+                logs.log.info("%s graph: sizes are specialized: %s", self._kind, error)
+                self._sizes.refuse(padded)
+                return None
+            return padded, runner
 
 
 def _compile_static(

@@ -32,6 +32,13 @@ class Settings:
         max_specializations: executables kept for one graph with dynamic shapes (1 or more);
             the one unused for longest is dropped first.
             Environment: ``NEURON_COMPILE_MAX_SPECIALIZATIONS``.
+        dynamic_shapes: how a graph with symbolic sizes is served. ``"specialize"``: an executable
+            for each combination of sizes. ``"bucket"``: sizes are padded to the next of
+            ``buckets``, and what depends on the size is masked; a graph with an operator for which
+            that is not known to be right is specialized. Environment:
+            ``NEURON_COMPILE_DYNAMIC_SHAPES``.
+        buckets: the sizes to pad to, in any order; larger sizes are specialized. Empty: powers of
+            two, from 16 on. Environment: ``NEURON_COMPILE_BUCKETS``, with commas.
         xla_options: XLA flags by name, with a bool, int, float or string each, for example
             ``{"xla_cpu_enable_fast_math": True}``; they change values as XLA documents.
     """
@@ -42,6 +49,8 @@ class Settings:
     vendor_kernels: bool = True
     dump_dir: str | None = None
     max_specializations: int = 64
+    dynamic_shapes: str = "specialize"
+    buckets: tuple[int, ...] = ()
     xla_options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -88,6 +97,19 @@ def _count(name: str, value: Any) -> int:
     raise SettingsError(f"{name} must be an int of at least 1, not {value!r}")
 
 
+def _way(name: str, value: Any) -> str:
+    if value in ("specialize", "bucket"):
+        return str(value)
+    raise SettingsError(f"{name} must be 'specialize' or 'bucket', not {value!r}")
+
+
+def _sizes(name: str, value: Any) -> tuple[int, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or (isinstance(value, str) and not value):
+        raise SettingsError(f"{name} must be a list of sizes, not {value!r}")
+    return tuple(sorted({_count(name, part) for part in parts}))
+
+
 def _flags(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
     if not isinstance(value, Mapping):
         raise SettingsError(f"{name} must be a dict of XLA flags, not {value!r}")
@@ -106,6 +128,8 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "vendor_kernels": _boolean,
     "dump_dir": _folder,
     "max_specializations": _count,
+    "dynamic_shapes": _way,
+    "buckets": _sizes,
     "xla_options": _flags,
 }
 

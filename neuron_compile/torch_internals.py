@@ -176,6 +176,14 @@ def _layout(value: Any) -> tuple[Any, ...]:
     return (*value.shape, *strides)
 
 
+def size_expression(size: Any) -> Any:
+    """A size as an int, or as a sympy expression in a graph's symbols."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr
+    return int(expression) if expression.is_Integer else expression
+
+
 def copied(module: fx.GraphModule) -> fx.GraphModule:
     """A copy whose graph may be changed; tensors that the graph holds are shared."""
     return fx.GraphModule(module, copy.deepcopy(module.graph))

@@ -185,35 +185,6 @@ def test_masks_drawn_by_the_user_reach_the_backward() -> None:
         assert 50 < (x.grad == 0).sum() < 250
 
 
-@pytest.mark.slow
-def test_generation_with_a_cache() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    index = torch.randint(3, 100, (1, 5))
-    options = {
-        "max_new_tokens": 5,
-        "do_sample": False,
-        "attention_mask": torch.ones_like(index),
-    }
-    wanted = model.generate(index, **options)
-    model.forward = neuron(model.forward)
-    assert torch.equal(model.generate(index, **options), wanted)
-    report = neuron_compile.report()
-    assert report.operators_on_device > 0 and report.operators_in_fallback == 0
-
-
 # -------------------------------------------------------------------------------- control flow
 
 
