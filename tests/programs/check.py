@@ -23,8 +23,10 @@ from .upstream import promised
 
 DEVICE, FALLBACK, FAILED, UPSTREAM, REFUSED = "device", "fallback", "failed", "upstream", "refused"
 CALLS = 2
+#: How many hypothesis may draw for each program that is taken.
+EXAMPLES = 20
 #: Programs that are compiled to make a failing one smaller.
-TRIALS = 60
+TRIALS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +52,17 @@ class _Enough(Exception):
     """Ends a stream."""
 
 
-def stream(seed: int, count: int) -> list[Program]:
-    """So many programs of a reproducible stream, of two steps or more.
+def stream(seed: int, count: int, steps: int = 2) -> list[Program]:
+    """So many programs of a reproducible stream, of so many steps or more.
 
     hypothesis likes to vary what it has found: of programs with the same operations, one counts.
     """
     found: dict[tuple[str, ...], Program] = {}
 
-    @_settings(seed, 20 * count, [Phase.generate])
+    @_settings(seed, EXAMPLES * count, [Phase.generate])
     @hypothesis.given(programs())
     def collect(program: Program) -> None:
-        if len(program.steps) > 1:
+        if len(program.steps) >= steps:
             found.setdefault(tuple(step.operation for step in program.steps), program)
         if len(found) >= count:
             raise _Enough
@@ -81,7 +83,7 @@ def minimized(seed: int, count: int, failing: Program) -> Program:
             judged[key] = _fails(program)
         return judged.get(key, False)
 
-    @_settings(seed, 20 * count, [Phase.generate, Phase.shrink])
+    @_settings(seed, EXAMPLES * count, [Phase.generate, Phase.shrink])
     @hypothesis.given(programs())
     def again(program: Program) -> None:
         nonlocal met, smallest

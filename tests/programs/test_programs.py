@@ -14,13 +14,14 @@ from .regressions import REGRESSIONS
 # Programs do what PyTorch warns of, and fall back.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PARTS, PROGRAMS = 4, 15
+# So many programs of ten steps or more in each of the parts.
+PARTS, PROGRAMS, STEPS = 4, 15, 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_programs(part: int) -> None:
     """Each part is a stream of its own seed, so that processes can share them."""
-    outcomes = judge(stream(part, PROGRAMS))
+    outcomes = judge(stream(part, PROGRAMS, STEPS))
     for outcome in outcomes:
         if outcome.status == FAILED:
             smallest = minimized(part, PROGRAMS, outcome.program)
