@@ -73,6 +73,10 @@ def compile_graph(
         return boxed(_compile_static(module, kind, static, settings))
 
 
+#: Numbers of executables for one graph that are worth a word.
+_MANY = (16, 64, 256)
+
+
 class _Specializer:
     """Serves a graph with symbolic sizes: one executable for each combination of sizes seen."""
 
@@ -85,6 +89,7 @@ class _Specializer:
         self._settings = settings
         self._table: collections.OrderedDict[Any, Runner] = collections.OrderedDict()
         self._lock = threading.RLock()
+        self._made = 0
 
     def __call__(self, args: list[Any]) -> Any:
         return self._kept(call_key(args), lambda: specialize(self._module, args))(args)
@@ -98,6 +103,9 @@ class _Specializer:
                 count("specializations")
                 runner = _compile_static(module, self._kind, self._static, self._settings)
                 self._table[key] = runner
+                self._made += 1
+                if self._made in _MANY:
+                    logs.many_specializations(self._kind, self._made, self._settings)
                 while len(self._table) > self._settings.max_specializations:
                     self._table.popitem(last=False)
             self._table.move_to_end(key)

@@ -20,6 +20,7 @@ from torch._logging import _internal
 
 from .lowering import LoweredModule
 from .runtime import Neff
+from .settings import Settings
 
 ARTIFACTS = {
     "neuron_fx": "The FX graph of each partition.",
@@ -32,6 +33,23 @@ ENVIRONMENT = "NEURON_COMPILE_LOGS"
 log = logging.getLogger("neuron_compile")
 _artifacts: dict[str, logging.Logger] = {}
 _numbers = itertools.count()
+
+
+def many_specializations(kind: str, made: int, settings: Settings) -> None:
+    """Warn that one graph is compiled again and again, and say what helps."""
+    advice = (
+        "options={'dynamic_shapes': 'bucket'} pads sizes to powers of two where that is right"
+        if settings.dynamic_shapes == "specialize"
+        else "TORCH_LOGS='+neuron_compile' says which operator keeps it from being padded"
+    )
+    log.warning(
+        "a graph with dynamic sizes (%s) was compiled for %d combinations of sizes; %d are kept"
+        " (max_specializations). %s.",
+        kind,
+        made,
+        settings.max_specializations,
+        advice,
+    )
 
 
 def install() -> None:

@@ -215,6 +215,17 @@ def test_the_table_is_bounded(bound: int) -> None:
     assert neuron_compile.report().specializations == 6
 
 
+@pytest.mark.parametrize("way", ["specialize", "bucket"])
+def test_a_graph_compiled_many_times_is_said(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    compiled = neuron(lambda x: x.sort()[0], dynamic=True, options={"dynamic_shapes": way})
+    with caplog.at_level("WARNING", "neuron_compile"):
+        for size in range(2, 19):
+            compiled(torch.randn(size))
+    (said,) = [record.message for record in caplog.records if record.name == "neuron_compile"]
+    assert "compiled for 16 combinations" in said
+    assert ("'dynamic_shapes': 'bucket'" in said) == (way == "specialize")
+
+
 def test_the_least_recently_used_is_dropped() -> None:
     compiled = neuron(lambda x: x * 2, dynamic=True, options={"max_specializations": 2})
     for size in (2, 3, 2, 4, 2, 4):
