@@ -21,6 +21,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from .lowering.region import held
 from .torch_internals import fake_inputs, fake_mode, size_expression
 
 aten = torch.ops.aten
@@ -64,7 +65,7 @@ def pad_graph(
     """
     try:
         return _Builder(module, padded, exact).run(args)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (RuntimeError, ArithmeticError, TypeError, ValueError, LookupError) as error:
         # A form of an operator that its rule does not know: torch refuses the padded one.
         raise CannotPad(f"{type(error).__name__}: {error}") from error
 
@@ -103,7 +104,7 @@ class _Builder:
                 self._check_results(node, made)
                 self._graph.output(fx.map_arg(node.args[0], made.__getitem__))
             elif node.op == "get_attr":
-                raise CannotPad(f"it holds a tensor, {node.target}")
+                made[node] = self._held(node)
             elif node.op == "call_function":
                 made[node] = self._call(node, made)
         return fx.GraphModule(self._module, self._graph)
@@ -125,6 +126,15 @@ class _Builder:
         self._dims[copy] = dims
         return copy
 
+    def _held(self, node: fx.Node) -> fx.Node:
+        value = held(self._module, node.target)
+        if not isinstance(value, torch.Tensor):
+            raise CannotPad(f"it holds {node.target}, a {type(value).__name__}")
+        copy = self._graph.get_attr(str(node.target))
+        (copy.meta["val"],) = fake_inputs(self._mode, [value])
+        self._dims[copy] = self.dims_of(value)
+        return copy
+
     def padded(self, size: Any) -> int:
         """A size in the padded program."""
         if isinstance(size, int):
@@ -144,6 +154,8 @@ class _Builder:
 
     def factor(self, size: Any) -> Factor:
         """One factor of a dimension."""
+        if not isinstance(size, int) and not _grows(size):
+            raise CannotPad(f"the size {size} may shrink as others grow")
         return Factor(size, self.padded(size))
 
     def dims_of(self, value: torch.Tensor) -> Dims:
@@ -273,6 +285,15 @@ class _Builder:
                 len(dim) > 1 and is_loose(dim) for dim in self.dims(node)
             ):
                 raise CannotPad("a result has a dimension that is a product of padded ones")
+
+
+def _grows(size: Any) -> bool:
+    """Whether an expression is a polynomial that no growing symbol makes smaller."""
+    symbols = sorted(size.free_symbols, key=str)
+    if not size.is_polynomial(*symbols):
+        return False
+    slopes = [sympy.Poly(sympy.diff(size, symbol), *symbols) for symbol in symbols]
+    return all(number >= 0 for slope in slopes for number in slope.coeffs())
 
 
 def is_loose(dim: Dim) -> bool:

@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], list[torch.Tensor]]]]
         lambda x: F.avg_pool2d(F.conv2d(x, torch.ones(4, 3, 2, 2)).relu(), 2).mean((2, 3)),
         lambda s: [torch.randn(s, 3, 7, 7)],
     ),
+    "constant": (lambda x: x * torch.tensor([[2.0]]) + torch.tensor(1.0), table),
     "in_place": (lambda x: x.add_(1).mul_(2), table),
     "transposed": (lambda x: (x * 2, x.t()), lambda s: [torch.randn(7, s).t()]),
 }
@@ -124,6 +125,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[int], list[torch.Tensor]]
     "integer_division": (lambda x: (x * 9).long() // (x.shape[0] + x.long() * 0), table),
     "width": (lambda x: attend(x, x, x), lambda s: [torch.randn(2, 2, 3, s)]),
     "table": (lambda x: F.embedding(torch.tensor([0, 3]), x), table),
+    "the_rest": (lambda x: x.sum() + torch.arange(20 - x.shape[0]), table),
     "roll": (lambda x: x.roll(1, 0), table),
 }
 
