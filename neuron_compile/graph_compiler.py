@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from . import logs
-from .bucket import CannotPad, pad_graph
+from .bucket import CannotPad
+from .bucket_rules import pad_graph
 from .bucket_sizes import Sizes
 from .classify import Boundary, bound
 from .effects import plain_checks
