@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .lowering import seed_random_operators
+from .lowering.region import Region
 from .lowering.types import CARRIERS
 from .runtime import ArgumentSpec, ResultSpec, Signature, View
 
@@ -138,6 +139,9 @@ class _Sources:
         while True:
             source = node
             for operand in node.all_input_nodes:
+                if isinstance(operand.target, Region):
+                    # Calls with equal graphs get the descriptions of the first one's results.
+                    continue
                 values = operand.meta.get("val")
                 values = values if isinstance(values, tuple | list) else [values]
                 if any(_memory(value) == memory for value in values):
