@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
+
+#: The class of ``torch.ops.higher_order``'s members, private to torch.
+HigherOrderOperator = torch._ops.HigherOrderOperator
 
 #: Key of ``node.meta``: the region of a node whose target is the bare operator again.
 REGION = "neuron_region"
@@ -41,7 +44,7 @@ class Region:
     def __str__(self) -> str:
         return f"higher_order.{self.op.name()}"
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """A name that two regions share only if they compute the same."""
         text = [self.op.name(), *(line for graph in self.graphs for line in _lines(graph))]

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
-from .region import Region, inner_nodes, region
+from .region import HigherOrderOperator, Region, inner_nodes, region
 from .types import CARRIERS, FLOAT8, MLIR_DTYPES, LoweringError
 
 OpOverload = torch._ops.OpOverload

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
 
 from .decompositions import decompositions
 from .lowering.passes import clamp_slices
-from .lowering.region import Region, held, mark
+from .lowering.region import HigherOrderOperator, Region, held, mark
 from .lowering.registry import UNTRACED, lookup
 from .torch_internals import copied, retraced
 
