@@ -10,6 +10,7 @@ from torch import fx
 
 from .region import REGION, Region
 from .registry import ORIGIN, is_check, lookup, result_tensors
+from .seeded import SEED_ARGUMENT, Seeded
 
 aten = torch.ops.aten
 
@@ -137,13 +138,19 @@ def seed_random_operators(module: fx.GraphModule) -> bool:
     """Give each random operator its stream of a seed that arrives as one more placeholder.
 
     The placeholder ``rng_seed`` is an ``int64[2]`` tensor: the call's seed, and zero. Returns
-    whether the graph has random operators at all.
+    whether the graph has random operators at all. Those that have a seed of their own keep it.
     """
     graph = module.graph
+    for node in graph.nodes:
+        if isinstance(node.target, Seeded):
+            node.target = node.target.op
     nodes = [
         node
         for node in graph.nodes
-        if node.op == "call_function" and (entry := lookup(node.target)) and entry.random
+        if node.op == "call_function"
+        and SEED_ARGUMENT not in node.kwargs
+        and (entry := lookup(node.target))
+        and entry.random
     ]
     if not nodes:
         return False
@@ -154,5 +161,5 @@ def seed_random_operators(module: fx.GraphModule) -> bool:
         seed = graph.placeholder(SEED)
         seed.meta["val"] = torch.empty(2, dtype=torch.int64, device="meta")
     for position, node in enumerate(nodes):
-        node.kwargs = {**node.kwargs, "__seed": seed, "__stream": position}
+        node.kwargs = {**node.kwargs, SEED_ARGUMENT: seed, "__stream": position}
     return True

@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .region import HigherOrderOperator, Region, inner_nodes, region
+from .seeded import Seeded
 from .types import CARRIERS, FLOAT8, MLIR_DTYPES, LoweringError
 
 OpOverload = torch._ops.OpOverload
@@ -101,7 +102,10 @@ def wrap(op: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) ->
 
 
 def lookup(op: Any) -> Lowering | None:
-    """The entry of an operator overload or a region, or ``None``."""
+    """The entry of an operator overload, a region or a seeded operator, or ``None``."""
+    if isinstance(op, Seeded):
+        entry = _REGISTRY.get(op.op)
+        return entry and dataclasses.replace(entry, random=False)
     if not isinstance(op, Region):
         return _REGISTRY.get(op)
     entry = _REGISTRY.get(op.op)

@@ -18,6 +18,7 @@ from torch import fx
 from . import float8
 from .region import Region, region
 from .registry import Lowering, result_tensors
+from .seeded import SEED_ARGUMENT
 from .types import CARRIERS, Check, LoweringError, TensorSpec
 
 JAX_DTYPES: dict[torch.dtype, Any] = {
@@ -200,7 +201,7 @@ def _trace(
     def run(*arrays: Any) -> tuple[Any, ...]:
         arrays = tuple(_read(array, spec.dtype) for array, spec in zip(arrays, specs, strict=True))
         actual_args, actual_kwargs = _substitute((args, kwargs), arrays)
-        seed, stream = actual_kwargs.pop("__seed", None), actual_kwargs.pop("__stream", 0)
+        seed, stream = actual_kwargs.pop(SEED_ARGUMENT, None), actual_kwargs.pop("__stream", 0)
         if seed is not None:
             seed = seed + jnp.array([0, stream], jnp.int64)
         ctx = Context(outputs, seed, checked, region=region(node))

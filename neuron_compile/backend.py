@@ -12,6 +12,7 @@ from . import logs
 from .decompositions import decompositions, lowered_whole
 from .errors import SettingsError
 from .graph_compiler import compile_graph
+from .randomness import COMPOSED_OF_DRAWS, seed_recomputation
 from .runtime import CompilerOptions, RuntimeCompileError, compile_stablehlo, open_platform
 from .settings import Settings, resolve
 from .torch_internals import aot_compile, static_input_indices
@@ -68,7 +69,8 @@ def compile_dynamo_graph(
         forward=forward,
         backward=backward,
         decompositions=decompositions(),
-        whole=lowered_whole(),
+        whole=lowered_whole() | (COMPOSED_OF_DRAWS if settings.eager_rng else set()),
+        partitioned=functools.partial(seed_recomputation, eager=settings.eager_rng),
     )
 
 

@@ -82,7 +82,9 @@ def _graph_lines(number: int, graph: GraphRecord) -> list[str]:
     )
     for record in graph.operators:
         if record.where != DEVICE:
-            lines.append(f"  eager   {record.signature}: {record.reason}{_at(record.user_line)}")
+            lines.append(
+                f"  {record.where:7} {record.signature}: {record.reason}{_at(record.user_line)}"
+            )
     lines += [f"  device  {count:4d} x {name}" for name, count in on_device.most_common()]
     return lines
 

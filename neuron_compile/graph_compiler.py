@@ -24,7 +24,8 @@ from .higher_order import adopt
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import Partitioned, eager_nodes, partition
-from .records import DEVICE, EAGER, GraphRecord, OperatorRecord, count, record_graph
+from .randomness import REASON, HostDraws, host_draws
+from .records import DEVICE, EAGER, HOST, GraphRecord, OperatorRecord, count, record_graph
 from .runtime import (
     Check,
     CompilerOptions,
@@ -152,19 +153,32 @@ class _Bucketer(_Specializer):
 def _compile_static(
     module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
 ) -> Runner:
-    refused: dict[str, str] = {}
     module = adopt(module)
+    host = host_draws(module) if settings.eager_rng else HostDraws(module)
+    refused = dict(host.left)
     while True:
         seconds: collections.Counter[str] = collections.Counter()
         try:
-            return _compile_partitioned(module, kind, static, settings, refused, seconds)
+            runner = _compile_partitioned(host, kind, static, settings, refused, seconds)
         except _Refused as error:
             count("refusals")
             refused.update(error.reasons)
+        else:
+            return runner if host.prologue is None else _behind(host.prologue, runner)
+
+
+def _behind(prologue: fx.GraphModule, runner: Runner) -> Runner:
+    """Run ``runner`` with what ``prologue`` makes of the arguments as further ones."""
+
+    def run(args: list[Any]) -> Any:
+        args.extend(prologue(*args))
+        return runner(args)
+
+    return run
 
 
 def _compile_partitioned(
-    module: fx.GraphModule,
+    host: HostDraws,
     kind: str,
     static: frozenset[int],
     settings: Settings,
@@ -172,20 +186,22 @@ def _compile_partitioned(
     seconds: collections.Counter[str],
 ) -> Runner:
     started = time.perf_counter()
+    module = host.module
     eager = eager_nodes(module, refused)
-    if eager and settings.fullgraph_on_device:
-        raise UnsupportedError(_explain_strict(eager))
+    missing = {node: why for node, why in eager.items() if why != REASON}
+    if missing and settings.fullgraph_on_device:
+        raise UnsupportedError(_explain_strict(missing))
     parts = partition(copied(module) if eager else module, refused)
     seconds.update({"partition": time.perf_counter() - started})
     counts: collections.Counter[str] = collections.Counter()
     if parts.whole:
         runner = _compile_partition(module, static, settings, seconds, counts)
     else:
-        runner = _assemble(parts, settings, seconds, counts)
+        runner = _assemble(parts, static, settings, seconds, counts)
     record_graph(
         GraphRecord(
             kind=kind,
-            operators=_records(module, eager),
+            operators=_records(host, eager),
             partitions=counts["partitions"],
             vendor_kernels=counts["vendor_kernels"],
             seconds=dict(seconds),
@@ -196,14 +212,19 @@ def _compile_partitioned(
 
 def _assemble(
     parts: Partitioned,
+    static: frozenset[int],
     settings: Settings,
     seconds: collections.Counter[str],
     counts: collections.Counter[str],
 ) -> Runner:
     """Put compiled partitions into the graph whose other operators ATen runs."""
-    for name in parts.names:
+    graph = parts.module.graph
+    parameters = {x for i, x in enumerate(graph.find_nodes(op="placeholder")) if i in static}
+    for call in graph.find_nodes(op="call_module"):
+        name = str(call.target)
         inner = getattr(parts.module, name)
-        runner = _compile_partition(inner, frozenset(), settings, seconds, counts)
+        kept = frozenset(index for index, arg in enumerate(call.args) if arg in parameters)
+        runner = _compile_partition(inner, kept, settings, seconds, counts)
         setattr(parts.module, name, _Partition(runner, _single_result(inner)))
     parts.module.recompile()
     forward = parts.module.forward
@@ -412,17 +433,20 @@ def _alone(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-def _records(module: fx.GraphModule, eager: Mapping[fx.Node, str]) -> tuple[OperatorRecord, ...]:
+def _records(host: HostDraws, eager: Mapping[fx.Node, str]) -> tuple[OperatorRecord, ...]:
+    places = dict.fromkeys(host.drawn, HOST)
+    places |= {node: HOST if why == REASON else EAGER for node, why in eager.items()}
     return tuple(
         OperatorRecord(
             operator=str(node.target),
             signature=signature(node),
-            where=EAGER if node in eager else DEVICE,
-            reason=eager.get(node, ""),
+            where=where,
+            reason=REASON if where == HOST else eager.get(node, ""),
             user_line=user_line(node),
         )
-        for node in module.graph.nodes
+        for node in (*host.drawn, *host.module.graph.nodes)
         if node.op == "call_function" and node.target is not operator.getitem
+        for where in [places.get(node, DEVICE)]
     )
 
 

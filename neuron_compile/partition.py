@@ -18,14 +18,12 @@ from .torch_internals import symbolic
 
 @dataclasses.dataclass(frozen=True)
 class Partitioned:
-    """A graph with its partitions as submodules called ``fused_<n>``, or whole.
+    """A graph whose partitions for the device are its submodules, or which is one itself.
 
-    ``names`` are the submodules that go to the device; empty with ``whole`` true means that the
-    graph is one partition itself. ``eager`` maps nodes that stay with ATen to the reason.
+    ``eager`` maps nodes that stay with ATen to the reason.
     """
 
     module: fx.GraphModule
-    names: tuple[str, ...]
     whole: bool
     eager: Mapping[fx.Node, str]
 
@@ -71,11 +69,10 @@ def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned
     """Partition ``module``, which is left as it is where everything is supported."""
     eager = eager_nodes(module, refused)
     if not eager:
-        return Partitioned(module, (), True, eager)
+        return Partitioned(module, True, eager)
     partitioner = CapabilityBasedPartitioner(
         module, _Support(eager), allows_single_node_partition=True
     )
     partitions = partitioner.propose_partitions()
     fused = partitioner.fuse_partitions(partitions)
-    names = tuple(str(node.target) for node in fused.graph.find_nodes(op="call_module"))
-    return Partitioned(fused, names, False, eager)
+    return Partitioned(fused, False, eager)

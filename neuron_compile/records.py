@@ -12,7 +12,9 @@ from typing import Any
 
 from .errors import FallbackWarning
 
-DEVICE, EAGER = "device", "eager"
+#: Where an operator runs: on the device, in eager fallback, or (by ``eager_rng``) in ATen because
+#: it draws random numbers.
+DEVICE, EAGER, HOST = "device", "eager", "host"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +46,8 @@ class GraphRecord:
 
     @property
     def in_fallback(self) -> int:
-        """Operators that run in eager PyTorch."""
-        return len(self.operators) - self.on_device
+        """Operators that run in eager PyTorch for lack of a lowering."""
+        return sum(record.where == EAGER for record in self.operators)
 
 
 @dataclasses.dataclass(frozen=True)

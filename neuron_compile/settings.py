@@ -24,6 +24,9 @@ class Settings:
             by zero, or a probability is none. Off, indices are clamped (gathers) or dropped
             (scatters) and the result of such a division is undefined; no memory outside of a
             tensor is touched. Environment: ``NEURON_COMPILE_CHECK_INDICES``.
+        eager_rng: let ATen draw all random numbers, so that they are eager's to the bit, and
+            torch's generators advance as in eager. Off, one number a call is drawn, which seeds
+            a generator on the device. Environment: ``NEURON_COMPILE_EAGER_RNG``.
         vendor_kernels: let the platform compute heavy operators (convolutions, matrix products,
             attention) with a vendor's kernels; off, XLA compiles their decompositions.
             Environment: ``NEURON_COMPILE_VENDOR_KERNELS``.
@@ -46,6 +49,7 @@ class Settings:
     platform: str = "cpu"
     fullgraph_on_device: bool = False
     check_indices: bool = True
+    eager_rng: bool = False
     vendor_kernels: bool = True
     dump_dir: str | None = None
     max_specializations: int = 64
@@ -125,6 +129,7 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "platform": _platform,
     "fullgraph_on_device": _boolean,
     "check_indices": _boolean,
+    "eager_rng": _boolean,
     "vendor_kernels": _boolean,
     "dump_dir": _folder,
     "max_specializations": _count,

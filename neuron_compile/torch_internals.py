@@ -42,18 +42,26 @@ def aot_compile(
     forward: GraphCompiler,
     backward: GraphCompiler,
     decompositions: dict[Any, Callable[..., Any]],
-    whole: Iterable[Any] = (),
+    whole: Iterable[Any],
+    partitioned: Callable[[fx.GraphModule, fx.GraphModule], None],
 ) -> Callable[..., Any]:
     """Run AOT Autograd over a Dynamo graph and compile what it makes.
 
     Operators in ``whole`` arrive as they are, and their backward as an operator of its own, though
-    torch has a decomposition that it would trace through above autograd.
+    torch has a decomposition that it would trace through above autograd. ``partitioned`` may
+    change the forward and the backward graph, once the joint graph was cut into them.
     """
+
+    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        forward, backward = _partition(joint, *args, **kwargs)
+        partitioned(forward, backward)
+        return forward, backward
+
     compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=_partition,
+        partition_fn=partition,
         decompositions=decompositions,
     )
     with _without_python_kernels(whole):

@@ -1,6 +1,6 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
-from .executor import Executor, results_plan
+from .executor import Executor, draw_seed, results_plan
 from .neff import Neff, compile_stablehlo
 from .pjrt import open_platform, platforms
 from .types import (
@@ -26,6 +26,7 @@ __all__ = [
     "Signature",
     "View",
     "compile_stablehlo",
+    "draw_seed",
     "open_platform",
     "platforms",
     "results_plan",

@@ -293,34 +293,6 @@ def test_checkpoint_without_dropout() -> None:
     check(nn.Sequential(Block(0.0), Block(0.0)), leaf(3, 4), backward=True)
 
 
-@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
-def test_checkpoint_recomputes_the_same_dropout_mask() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(lambda x: F.dropout(x.sin(), 0.5), x, use_reentrant=False)
-
-    compiled = neuron(function)
-    for _ in range(3):
-        x = torch.full((400,), 0.5, requires_grad=True)
-        result = compiled(x)
-        result.sum().backward()
-        assert torch.equal(result != 0, x.grad != 0)
-        assert 100 < (x.grad != 0).sum() < 300
-
-
-@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
-def test_checkpointed_dropout_is_new_each_call_and_reproducible() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(lambda x: F.dropout(x.sin(), 0.5), x, use_reentrant=False)
-
-    compiled = neuron(function)
-    x = torch.ones(400, requires_grad=True)
-    torch.manual_seed(3)
-    first, second = compiled(x), compiled(x)
-    torch.manual_seed(3)
-    assert torch.equal(compiled(x), first)
-    assert not torch.equal(first, second)
-
-
 # -------------------------------------------------------------------------- custom functions
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..registry import lowers
+from ..seeded import new_seed
 from ..trace import Context
 from ._shared import cast, is_complex, opmath
 
@@ -88,6 +89,11 @@ def _normal(ctx: Context, shape: tuple[int, ...]) -> Any:
         radius = jnp.sqrt(squared / 2)
         return jax.lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
     return jnp.sqrt(squared) * jnp.cos(angle)
+
+
+@lowers(new_seed, random=True)
+def _new_seed(ctx: Context) -> Any:
+    return ctx.seed
 
 
 @lowers(aten.native_dropout.default, random=True)
