@@ -56,6 +56,8 @@ _registered: list[Any] = []
 
 
 def _register(op: Any, **fields: Any) -> None:
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        raise TypeError(f"{op} has several overloads: register one of them")
     old = _REGISTRY.get(op, Lowering(op))
     for name, value in fields.items():
         if value not in (None, False) and getattr(old, name) not in (None, False):

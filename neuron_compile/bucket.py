@@ -21,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .lowering.region import held
-from .torch_internals import fake_inputs, fake_mode, size_expression
+from .torch_internals import fake_inputs, fake_mode, results_alias, size_expression
 
 aten = torch.ops.aten
 
@@ -47,23 +47,81 @@ Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """The sizes of a padded program: those of padded symbols, and those of others.
+
+    A dimension whose size is a number times a symbol is two factors. ``numbers_first`` is in which
+    order: rows of a batch of sequences, or the other way. Either is right, if all agree.
+    """
+
+    padded: Mapping[Any, int]
+    exact: Mapping[Any, int]
+    numbers_first: bool = True
+
+    def expression(self, size: Any) -> Any:
+        """A size as an int or an expression in padded symbols alone."""
+        if not isinstance(size, int):
+            size = size.subs(self.exact)
+            size = int(size) if size.is_Integer else size
+        return size
+
+    def number(self, size: Any) -> int:
+        """A size in the padded program."""
+        if isinstance(size, int):
+            return size
+        number = size.subs(self.padded)
+        if not number.is_Integer:
+            raise CannotPad(f"the size {size} is no integer")
+        return int(number)
+
+    def factor(self, size: Any) -> Factor:
+        """One factor of a dimension."""
+        if not isinstance(size, int) and not _grows(size):
+            raise CannotPad(f"the size {size} may shrink as others grow")
+        return Factor(size, self.number(size))
+
+    def dim(self, size: Any) -> Dim:
+        """The factors of a dimension."""
+        if isinstance(size, int):
+            return (Factor(size, size),)
+        number, rest = size.primitive()
+        order = {symbol: position for position, symbol in enumerate(self.padded)}
+        parts = sorted(
+            sympy.Mul.make_args(rest),
+            key=lambda part: min(order.get(symbol, -1) for symbol in part.free_symbols),
+        )
+        loose = [self.factor(part) for part in parts]
+        if number == 1:
+            return tuple(loose)
+        fixed = Factor(int(number), int(number))
+        return (fixed, *loose) if self.numbers_first else (*loose, fixed)
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedGraph:
+    """A padded graph. ``splits`` has for each result ``None``, or its sizes in factors."""
+
+    module: fx.GraphModule
+    padding: Padding
+    splits: tuple[Any, ...]
+
+
 class Builder:
     """Writes the padded graph, node by node of the symbolic one."""
 
-    def __init__(
-        self, module: fx.GraphModule, padded: Mapping[Any, int], exact: Mapping[Any, int]
-    ) -> None:
+    def __init__(self, module: fx.GraphModule, padding: Padding) -> None:
         self._module = module
-        self._padded = padded
-        self._exact = exact
+        self._padding = padding
+        self._padded = padding.padded
         self._mode = fake_mode()
         self._graph = fx.Graph()
         self._dims: dict[fx.Node, Any] = {}
         self._real: dict[Any, fx.Node] = {}
         self._source: fx.Node | None = None
 
-    def run(self, args: Sequence[Any]) -> fx.GraphModule:
-        """The padded graph."""
+    def run(self, args: Sequence[Any]) -> PaddedGraph:
+        """The padded graph for arguments like these."""
         made: dict[fx.Node, Any] = {}  # what stands for a node: a node or a number
         nodes = list(self._module.graph.nodes)
         placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -78,13 +136,12 @@ class Builder:
         for node in nodes:
             self._source = node
             if node.op == "output":
-                self._check_results(node, made)
-                self._graph.output(fx.map_arg(node.args[0], made.__getitem__))
+                splits = self._return(node, made)
             elif node.op == "get_attr":
                 made[node] = self._held(node)
             elif node.op == "call_function":
                 made[node] = self._call(node, made)
-        return fx.GraphModule(self._module, self._graph)
+        return PaddedGraph(fx.GraphModule(self._module, self._graph), self._padding, splits)
 
     def _argument(self, node: fx.Node, arg: Any) -> Any:
         value = node.meta["val"]
@@ -94,7 +151,9 @@ class Builder:
             copy.meta["val"] = number
             return number
         dims = self.dims_of(value)
-        if any(factor.loose for dim in dims for factor in dim):
+        steps = map(self.expression, value.stride())
+        if any(map(is_loose, dims)) or not all(isinstance(step, int) for step in steps):
+            # It is copied, since it would lie elsewhere in memory from size to size.
             shape = [math.prod(factor.padded for factor in dim) for dim in dims]
             with self._mode:
                 copy.meta["val"] = torch.empty(shape, dtype=value.dtype)
@@ -114,32 +173,21 @@ class Builder:
 
     def padded(self, size: Any) -> int:
         """A size in the padded program."""
-        if isinstance(size, int):
-            return size
-        number = size.subs(self._padded)
-        if not number.is_Integer:
-            raise CannotPad(f"the size {size} is no integer")
-        return int(number)
+        return self._padding.number(size)
 
     def expression(self, size: Any) -> Any:
         """A size as an int or an expression in padded symbols alone."""
-        found = size_expression(size)
-        if not isinstance(found, int):
-            found = found.subs(self._exact)
-            found = int(found) if found.is_Integer else found
-        return found
+        return self._padding.expression(size_expression(size))
 
     def factor(self, size: Any) -> Factor:
         """One factor of a dimension."""
-        if not isinstance(size, int) and not _grows(size):
-            raise CannotPad(f"the size {size} may shrink as others grow")
-        return Factor(size, self.padded(size))
+        return self._padding.factor(size)
 
     def dims_of(self, value: torch.Tensor) -> Dims:
-        """The dimensions of a symbolic tensor, each a factor by itself."""
+        """The dimensions of a symbolic tensor."""
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             raise CannotPad(f"a tensor of layout {value.layout}")
-        return tuple((self.factor(self.expression(size)),) for size in value.shape)
+        return tuple(self._padding.dim(self.expression(size)) for size in value.shape)
 
     def dims(self, node: fx.Node) -> Dims:
         """The dimensions of a node of the padded graph."""
@@ -159,8 +207,7 @@ class Builder:
         if self._source is not None:
             node.meta["stack_trace"] = self._source.meta.get("stack_trace")
         if dims is None:
-            leaves = pytree.tree_map(lambda leaf: tuple((Factor(s, s),) for s in leaf.shape), value)
-            dims = leaves
+            dims = pytree.tree_map(_static, value)
         else:
             _check_shape(value, dims)
         self._dims[node] = dims
@@ -255,13 +302,29 @@ class Builder:
         leaves = pytree.tree_leaves(dims)
         return any(leaf.loose for leaf in leaves if isinstance(leaf, Factor))
 
-    def _check_results(self, output: fx.Node, made: Mapping[fx.Node, Any]) -> None:
-        for item in pytree.tree_leaves(output.args[0]):
-            node = made.get(item) if isinstance(item, fx.Node) else None
-            if isinstance(node, fx.Node) and any(
-                len(dim) > 1 and is_loose(dim) for dim in self.dims(node)
-            ):
-                raise CannotPad("a result has a dimension that is a product of padded ones")
+    def _return(self, output: fx.Node, made: Mapping[fx.Node, Any]) -> tuple[Any, ...]:
+        """Return the results; those with products among their dimensions in their factors.
+
+        Their sizes in factors are the answer, ``None`` for each other result.
+        """
+        if results_alias(self._module):
+            raise CannotPad("results share memory")
+        results: list[Any] = []
+        splits: list[Any] = []
+        for item in output.args[0]:  # type: ignore[union-attr]
+            node = made[item] if isinstance(item, fx.Node) else item
+            split = None
+            if isinstance(node, fx.Node) and item.op != "placeholder":  # type: ignore[union-attr]
+                dims = self.dims(node)
+                if any(len(dim) > 1 and is_loose(dim) for dim in dims):
+                    split = tuple(factor.size for dim in dims for factor in dim)
+                    shape = [factor.padded for dim in dims for factor in dim]
+                    parts = tuple((factor,) for dim in dims for factor in dim)
+                    node = self.emit(aten.reshape.default, node, shape, dims=parts)
+            results.append(node)
+            splits.append(split)
+        self._graph.output(tuple(results))
+        return tuple(splits)
 
 
 def _grows(size: Any) -> bool:
@@ -271,6 +334,11 @@ def _grows(size: Any) -> bool:
         return False
     slopes = [sympy.Poly(sympy.diff(size, symbol), *symbols) for symbol in symbols]
     return all(number >= 0 for slope in slopes for number in slope.coeffs())
+
+
+def _static(leaf: Any) -> Any:
+    """The dimensions of a tensor without garbage; a check has no result."""
+    return tuple((Factor(size, size),) for size in getattr(leaf, "shape", ()))
 
 
 def is_loose(dim: Dim) -> bool:
@@ -310,24 +378,39 @@ def rule(*ops: Any, sizes: bool = False) -> Callable[[Rule], Rule]:
     return register
 
 
-#: Of integers, these raise for values that garbage may have.
-_RAISE = {aten.div, aten.floor_divide, aten.remainder, aten.fmod, aten.bitwise_left_shift}
+#: Of integers, these raise for a divisor that garbage may be.
+_DIVIDE = {aten.div, aten.floor_divide, aten.remainder, aten.fmod}
 
 
 @rule(
     aten._to_copy.default,
     aten.alias.default,
     aten.clone.default,
+    aten.copy.default,
+    aten.complex.default,
     aten.detach.default,
+    aten.empty_like.default,
+    aten.fill.Scalar,
+    aten.fill.Tensor,
+    aten.floor_divide.default,
     aten.full_like.default,
+    aten.lift_fresh_copy.default,
+    aten.masked_fill.Tensor,
     aten.ones_like.default,
+    aten.polar.default,
+    aten.rsub.Tensor,
+    aten.where.Scalar,
+    aten.where.ScalarOther,
+    aten.where.ScalarSelf,
     aten.zeros_like.default,
 )
-def _pointwise(b: Builder, target: Any, value: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    random = torch.Tag.nondeterministic_seeded in target.tags
-    raises = target.overloadpacket in _RAISE and not value.is_floating_point()
-    if random or raises or not isinstance(value, torch.Tensor):
-        raise CannotPad(f"{target} draws numbers, or may raise for what is padded")
+def _pointwise(b: Builder, target: Any, value: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
+    if not isinstance(value, torch.Tensor):
+        raise CannotPad(f"{target} has other results than one tensor")
+    divides = target.overloadpacket in _DIVIDE and not value.is_floating_point()
+    if divides and b.loose(args[1]):
+        divisor = args[1]
+        args = (args[0], b.masked(divisor, range(len(b.dims(divisor))), 1), *args[2:])
     leaves = pytree.tree_leaves((args, kwargs))
     operands = [b.dims(leaf) for leaf in leaves if isinstance(leaf, fx.Node)]
     dims = broadcast(operands, value.dim())
@@ -353,6 +436,14 @@ def broadcast(operands: Sequence[Dims], rank: int) -> Dims:
             raise CannotPad("operands of different padded sizes meet")
         result.append(wide[0] if wide else (Factor(1, 1),))
     return tuple(result)
+
+
+def single(dim: Dim) -> Factor:
+    """The one factor of a dimension."""
+    factors = tidy(dim)
+    if len(factors) > 1:
+        raise CannotPad("a position in a product of padded dimensions")
+    return factors[0] if factors else Factor(1, 1)
 
 
 def tidy(dim: Dim) -> Dim:

@@ -5,6 +5,7 @@ Each takes the builder, the symbolic node, and the arguments in the padded graph
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +15,23 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
+from . import bucket_indexing  # noqa: F401 - registers its rules
 from .bucket import (
     Builder,
     CannotPad,
     Dim,
     Dims,
     Factor,
+    PaddedGraph,
+    Padding,
     Rule,
     broadcast,
     is_loose,
-    is_size,
     rule,
+    single,
     tidy,
 )
+from .bucket_gradients import attention_mask
 
 aten = torch.ops.aten
 
@@ -36,7 +41,7 @@ def pad_graph(
     args: Sequence[Any],
     padded: Mapping[Any, int],
     exact: Mapping[Any, int],
-) -> fx.GraphModule:
+) -> PaddedGraph:
     """``module`` for the ``padded`` and ``exact`` values of its symbols, a static graph.
 
     After the arguments of the original, it takes the real values of the padded symbols, in their
@@ -47,7 +52,16 @@ def pad_graph(
         CannotPad: naming the first operator without a rule.
     """
     try:
-        return Builder(module, padded, exact).run(args)
+        return _built(module, args, Padding(padded, exact))
+    except CannotPad:
+        with contextlib.suppress(CannotPad):
+            return _built(module, args, Padding(padded, exact, numbers_first=False))
+        raise
+
+
+def _built(module: fx.GraphModule, args: Sequence[Any], padding: Padding) -> PaddedGraph:
+    try:
+        return Builder(module, padding).run(args)
     except (RuntimeError, ArithmeticError, TypeError, ValueError, LookupError) as error:
         # A form of an operator that its rule does not know: torch refuses the padded one.
         raise CannotPad(f"{type(error).__name__}: {error}") from error
@@ -97,9 +111,7 @@ def _take(rest: list[Factor], size: Any) -> Dim:
 
 def _content(size: Any) -> int:
     """The largest integer that divides an expression whatever its symbols are."""
-    if isinstance(size, int):
-        return size
-    return int(size.as_coeff_Mul()[0]) if size.as_coeff_Mul()[0].is_Integer else 1
+    return size if isinstance(size, int) else int(size.primitive()[0])
 
 
 def _quotient(size: Any, divisor: Any) -> Any:
@@ -138,13 +150,6 @@ def _expand(b: Builder, node: fx.Node, x: fx.Node, size: Any, **_: Any) -> fx.No
     return b.emit(aten.expand.default, x, shape, dims=tuple(dims))
 
 
-def _single(dim: Dim) -> Factor:
-    loose = [factor for factor in tidy(dim) if factor.loose]
-    if len(loose) != 1 or len(tidy(dim)) != 1:
-        raise CannotPad("a position in a product of padded dimensions")
-    return loose[0]
-
-
 @rule(aten.slice.Tensor, sizes=True)
 def _slice(
     b: Builder,
@@ -160,11 +165,20 @@ def _slice(
     own = dims[axis]
     made = b.factor(b.expression(node.meta["val"].shape[axis]))
     if not is_loose(own):
-        if any(is_size(arg.meta.get("val")) for arg in node.args[2:] if isinstance(arg, fx.Node)):
-            raise CannotPad("a slice whose bounds depend on a padded size")
         dims[axis] = (made,)
-        return b.emit(node.target, x, axis, start, end, step, dims=tuple(dims))
-    whole = _single(own)
+        if not any(isinstance(arg, fx.Node) for arg in node.args[2:]):
+            return b.emit(node.target, x, axis, start, end, step, dims=tuple(dims))
+        # Beyond the real end, any element will do.
+        place = b.emit(aten.arange.start_step, 0, made.padded * step, step)
+        given = _given(node, 2, 0)
+        first = b.real(b.expression(given.meta["val"]) if isinstance(given, fx.Node) else given)
+        size = math.prod(_padded(own))
+        from_end = b.emit(aten.add.Scalar, first, size)
+        first = b.emit(aten.where.self, b.emit(aten.lt.Scalar, first, 0), from_end, first)
+        place = b.emit(aten.add.Tensor, place, first)
+        place = b.emit(aten.clamp.default, place, 0, size - 1)
+        return b.emit(aten.index_select.default, x, axis, place, dims=tuple(dims))
+    whole = single(own)
     begin = _given(node, 2, 0)
     if step != 1 or not isinstance(begin, int):
         raise CannotPad("a slice of a padded dimension in steps or from a position that depends")
@@ -196,7 +210,7 @@ def _select(b: Builder, node: fx.Node, x: fx.Node, dim: int, index: int) -> fx.N
     if not is_loose(own) or index >= 0:
         return b.emit(node.target, x, axis, index, dims=tuple(dims))
     offset = b.emit(aten.full.default, [1], index, dtype=torch.int64)
-    place = b.emit(aten.add.Tensor, offset, b.real(_single(own).size))
+    place = b.emit(aten.add.Tensor, offset, b.real(single(own).size))
     kept = [*dims[:axis], (Factor(1, 1),), *dims[axis:]]
     row = b.emit(aten.index_select.default, x, axis, place, dims=tuple(kept))
     return b.emit(aten.squeeze.dim, row, axis, dims=tuple(dims))
@@ -244,7 +258,7 @@ def _cat(b: Builder, node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) ->
     result = b.emit(aten.constant_pad_nd.default, parts[0], padding, dims=dims)
     begin: Any = None
     for part, before, length in zip(parts[1:], lengths, lengths[1:], strict=False):
-        size = b.real(_single(before).size if is_loose(before) else math.prod(_padded(before)))
+        size = b.real(single(before).size)
         begin = size if begin is None else b.emit(aten.add.Tensor, begin, size)
         steps = b.emit(aten.arange.default, math.prod(_padded(length)))
         place = b.emit(aten.add.Tensor, steps, begin)
@@ -446,13 +460,7 @@ def _flash_attention(
     if is_loose(keys[2]):
         # Zero times a weight of zero is zero, which garbage need not be.
         key, value = b.masked(key, [2], 0), b.masked(value, [2], 0)
-        dtype = query.meta["val"].dtype
-        if attn_mask is None:
-            shape = [math.prod(_padded(queries[2])), math.prod(_padded(keys[2]))]
-            attn_mask = b.emit(aten.zeros.default, shape, dtype=dtype, dims=(queries[2], keys[2]))
-        elif attn_mask.meta["val"].dtype is torch.bool:
-            raise CannotPad("a boolean mask of attention")
-        attn_mask = b.masked(attn_mask, [len(b.dims(attn_mask)) - 1], -math.inf)
+        attn_mask = attention_mask(b, query, key, attn_mask)
     dims = (*queries[:3], b.dims(value)[3])
     made = (dims, queries[:3])
     return b.emit(

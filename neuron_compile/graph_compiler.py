@@ -25,7 +25,16 @@ from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupp
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import Partitioned, eager_nodes, partition
 from .randomness import REASON, HostDraws, host_draws
-from .records import DEVICE, EAGER, HOST, GraphRecord, OperatorRecord, count, record_graph
+from .records import (
+    DEVICE,
+    EAGER,
+    HOST,
+    GraphRecord,
+    OperatorRecord,
+    count,
+    note_unpadded,
+    record_graph,
+)
 from .runtime import (
     Check,
     CompilerOptions,
@@ -69,7 +78,7 @@ def compile_graph(
     """
     module = plain_checks(module)
     if has_symbols(module):
-        serve = _Bucketer if settings.dynamic_shapes == "bucket" else _Specializer
+        serve = _Specializer if settings.dynamic_shapes == "specialize" else _Bucketer
         return boxed(serve(module, kind, static, settings))
     with outside_fake_mode():
         return boxed(_compile_static(module, kind, static, settings))
@@ -77,6 +86,9 @@ def compile_graph(
 
 #: Numbers of executables for one graph that are worth a word.
 _MANY = (16, 64, 256)
+#: Combinations of sizes that ``dynamic_shapes="auto"`` gives executables of their own: the batch
+#: and the last one, in training and in evaluation, are no more.
+_EXACT = 4
 
 
 class _Specializer:
@@ -94,16 +106,19 @@ class _Specializer:
         self._made = 0
 
     def __call__(self, args: list[Any]) -> Any:
-        return self._kept(call_key(args), lambda: specialize(self._module, args))(args)
+        runner = self._kept(call_key(args), lambda: self._compiled(specialize(self._module, args)))
+        return runner(args)
 
-    def _kept(self, key: Any, make: Callable[[], fx.GraphModule]) -> Runner:
-        """The executable of ``key``, compiled from the static graph that ``make`` gives."""
+    def _compiled(self, module: fx.GraphModule) -> Runner:
+        return _compile_static(module, self._kind, self._static, self._settings)
+
+    def _kept(self, key: Any, make: Callable[[], Runner]) -> Runner:
+        """The executable of ``key``, which ``make`` compiles."""
         with self._lock:
             runner = self._table.get(key)
             if runner is None:
-                module = make()
+                runner = make()
                 count("specializations")
-                runner = _compile_static(module, self._kind, self._static, self._settings)
                 self._table[key] = runner
                 self._made += 1
                 if self._made in _MANY:
@@ -115,39 +130,56 @@ class _Specializer:
 
 
 class _Bucketer(_Specializer):
-    """Serves it by executables of padded sizes, where each operator is known to bear that."""
+    """Serves it by executables of padded sizes, where each operator is known to bear that.
+
+    With ``dynamic_shapes="auto"``, the first combinations of sizes get executables of their own,
+    which cost neither copies nor more than the real computation.
+    """
 
     def __init__(
         self, module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
     ) -> None:
         super().__init__(module, kind, static, settings)
         self._sizes = Sizes(module, settings.buckets)
+        self._exact = 0 if settings.dynamic_shapes == "bucket" else _EXACT
 
     def __call__(self, args: list[Any]) -> Any:
-        found = None if self._sizes.hopeless else self._padded(args)
-        if found is None:
-            return super().__call__(args)
-        padded, runner = found
-        real = self._sizes.of(args)
-        inputs = self._sizes.pad(args, padded)
-        args.clear()
-        return self._sizes.cut(runner(inputs), real)
+        runner = None if self._sizes.hopeless else self._padded(args)
+        return super().__call__(args) if runner is None else runner(args)
 
-    def _padded(self, args: list[Any]) -> tuple[Mapping[Any, int], Runner] | None:
-        """The padded sizes for a call with their executable; ``None`` where there are none."""
+    def _padded(self, args: list[Any]) -> Runner | None:
+        """The padded executable for a call; ``None`` where its sizes get one of their own."""
         with self._lock:
             padded = self._sizes.padded(self._sizes.of(args))
-            if padded is None:
+            if padded is None or self._has_own(args):
                 return None
             exact = self._sizes.exact(args, padded)
             try:
                 key = self._sizes.key(args, padded)
-                runner = self._kept(key, lambda: pad_graph(self._module, args, padded, exact))
+                return self._kept(key, lambda: self._pad(args, padded, exact))
             except CannotPad as error:
                 logs.log.info("%s graph: sizes are specialized: %s", self._kind, error)
+                note_unpadded(str(error))
                 self._sizes.refuse(padded)
                 return None
-            return padded, runner
+
+    def _has_own(self, args: list[Any]) -> bool:
+        """Whether these sizes have an executable of their own, or shall get one."""
+        return self._exact > 0 and (self._made < self._exact or call_key(args) in self._table)
+
+    def _pad(self, args: list[Any], padded: Mapping[Any, int], exact: Mapping[Any, int]) -> Runner:
+        sizes, found = self._sizes, pad_graph(self._module, args, padded, exact)
+        runner = self._compiled(found.module)
+        pad, cut = sizes.padder(found.padding), sizes.cutter(found.splits)
+        count("padded")
+
+        def run(args: list[Any]) -> Any:
+            real, returned = sizes.of(args), sizes.returned(args)
+            inputs = pad(args)
+            args.clear()
+            return cut(runner(inputs), real, returned)
+
+        return run
 
 
 def _compile_static(

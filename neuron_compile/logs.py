@@ -40,7 +40,7 @@ def many_specializations(kind: str, made: int, settings: Settings) -> None:
     advice = (
         "options={'dynamic_shapes': 'bucket'} pads sizes to powers of two where that is right"
         if settings.dynamic_shapes == "specialize"
-        else "TORCH_LOGS='+neuron_compile' says which operator keeps it from being padded"
+        else "neuron_compile.report() says which operator keeps it from being padded"
     )
     log.warning(
         "a graph with dynamic sizes (%s) was compiled for %d combinations of sizes; %d are kept"

@@ -54,25 +54,30 @@ class GraphRecord:
 class Report:
     """Totals of this process since its start or :func:`reset_report`.
 
-    ``graphs`` holds the records of the last thousand graphs.
+    ``specializations`` counts the executables of graphs with dynamic sizes; ``padded`` are those
+    among them that serve a range of sizes, and ``unpadded_reasons`` says of graphs that do not
+    bear padding why. ``graphs`` holds the records of the last thousand graphs.
     """
 
     compilations: int
     operators_on_device: int
     operators_in_fallback: int
     specializations: int
+    padded: int
     refusals: int
     fallback_reasons: Mapping[str, str]
+    unpadded_reasons: tuple[str, ...]
     graphs: tuple[GraphRecord, ...]
 
     def __str__(self) -> str:
         lines = [
             f"neuron: {self.compilations} compilations, {self.operators_on_device} operators on "
             f"the device, {self.operators_in_fallback} in eager fallback, "
-            f"{self.specializations} specializations of dynamic graphs, "
+            f"{self.specializations} specializations of dynamic graphs ({self.padded} padded), "
             f"{self.refusals} refusals by Torch-MLIR or XLA"
         ]
         lines += [f"  eager: {op}: {reason}" for op, reason in self.fallback_reasons.items()]
+        lines += [f"  not padded: {reason}" for reason in self.unpadded_reasons]
         return "\n".join(lines)
 
 
@@ -81,6 +86,7 @@ _lock = threading.Lock()
 _counters: collections.Counter[str] = collections.Counter()
 _graphs: collections.deque[GraphRecord] = collections.deque(maxlen=_KEPT_GRAPHS)
 _reasons: dict[str, str] = {}
+_unpadded: dict[str, None] = {}  # in the order of their coming
 _warned: set[str] = set()
 _collectors: list[list[GraphRecord]] = []
 
@@ -113,9 +119,15 @@ def record_graph(record: GraphRecord) -> None:
 
 
 def count(name: str, amount: int = 1) -> None:
-    """Add to a counter: ``compilations``, ``specializations`` or ``refusals``."""
+    """Add to a counter: ``compilations``, ``specializations``, ``padded`` or ``refusals``."""
     with _lock:
         _counters[name] += amount
+
+
+def note_unpadded(reason: str) -> None:
+    """Note why a graph with dynamic sizes could not be padded."""
+    with _lock:
+        _unpadded[reason] = None
 
 
 def report() -> Report:
@@ -126,8 +138,10 @@ def report() -> Report:
             operators_on_device=_counters["operators_on_device"],
             operators_in_fallback=_counters["operators_in_fallback"],
             specializations=_counters["specializations"],
+            padded=_counters["padded"],
             refusals=_counters["refusals"],
             fallback_reasons=dict(_reasons),
+            unpadded_reasons=tuple(_unpadded),
             graphs=tuple(_graphs),
         )
 
@@ -138,6 +152,7 @@ def reset_report() -> None:
         _counters.clear()
         _graphs.clear()
         _reasons.clear()
+        _unpadded.clear()
         _warned.clear()
 
 

@@ -38,7 +38,8 @@ class Settings:
         dynamic_shapes: how a graph with symbolic sizes is served. ``"specialize"``: an executable
             for each combination of sizes. ``"bucket"``: sizes are padded to the next of
             ``buckets``, and what depends on the size is masked; a graph with an operator for which
-            that is not known to be right is specialized. Environment:
+            that is not known to be right is specialized. ``"auto"``: the first four combinations
+            of sizes are specialized, and padded are those that come after them. Environment:
             ``NEURON_COMPILE_DYNAMIC_SHAPES``.
         buckets: the sizes to pad to, in any order; larger sizes are specialized. Empty: powers of
             two, from 16 on. Environment: ``NEURON_COMPILE_BUCKETS``, with commas.
@@ -53,7 +54,7 @@ class Settings:
     vendor_kernels: bool = True
     dump_dir: str | None = None
     max_specializations: int = 64
-    dynamic_shapes: str = "specialize"
+    dynamic_shapes: str = "auto"
     buckets: tuple[int, ...] = ()
     xla_options: tuple[tuple[str, Any], ...] = ()
 
@@ -102,9 +103,9 @@ def _count(name: str, value: Any) -> int:
 
 
 def _way(name: str, value: Any) -> str:
-    if value in ("specialize", "bucket"):
+    if value in ("auto", "specialize", "bucket"):
         return str(value)
-    raise SettingsError(f"{name} must be 'specialize' or 'bucket', not {value!r}")
+    raise SettingsError(f"{name} must be 'auto', 'specialize' or 'bucket', not {value!r}")
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
     InputMutationAOTOutput,
     SavedForBackwardsAOTOutput,
 )
@@ -82,7 +83,7 @@ def _partition(
     meanings = output.meta.get("desc") or ()
     changed = {x.mutated_input for x in meanings if isinstance(x, InputMutationAOTOutput)}
     memories = {
-        _memory(node)
+        memory(node)
         for node in graph.find_nodes(op="placeholder")
         if node.meta.get("desc") in changed
     } - {None}
@@ -90,7 +91,7 @@ def _partition(
         return forward, backward
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for index, (node, meaning) in enumerate(zip(results, meanings, strict=True)):
-        if isinstance(meaning, SavedForBackwardsAOTOutput) and _memory(node) in memories:
+        if isinstance(meaning, SavedForBackwardsAOTOutput) and memory(node) in memories:
             with graph.inserting_before(output):
                 results[index] = graph.call_function(torch.ops.aten.clone.default, (node,))
             results[index].meta["val"] = node.meta["val"].clone()
@@ -99,7 +100,27 @@ def _partition(
     return forward, backward
 
 
-def _memory(node: Any) -> int | None:
+def results_alias(module: fx.GraphModule) -> bool:
+    """Whether two results that the user sees are not the same tensor, but share its memory.
+
+    Gradients and what a forward saves for the backward are not seen; views of arguments are made
+    by AOT Autograd itself.
+    """
+    output = module.graph.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    meanings = output.meta.get("desc") or [None] * len(results)
+    hidden = SavedForBackwardsAOTOutput | GradAOTOutput
+    seen = {
+        result
+        for result, meaning in zip(results, meanings, strict=True)
+        if isinstance(result, fx.Node) and not isinstance(meaning, hidden)
+    }
+    arguments = {memory(node) for node in module.graph.find_nodes(op="placeholder")} | {None}
+    memories = [found for node in seen if (found := memory(node)) not in arguments]
+    return len(set(memories)) < len(memories)
+
+
+def memory(node: Any) -> int | None:
     """What identifies the storage of a node's tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:

@@ -208,7 +208,11 @@ def test_dynamic_floats_and_ints() -> None:
 
 @pytest.mark.parametrize("bound", [1, 2])
 def test_the_table_is_bounded(bound: int) -> None:
-    compiled = neuron(lambda x: x * 2, dynamic=True, options={"max_specializations": bound})
+    compiled = neuron(
+        lambda x: x * 2,
+        dynamic=True,
+        options={"dynamic_shapes": "specialize", "max_specializations": bound},
+    )
     for size in (2, 3, 4, 2, 3, 4):
         x = torch.randn(size)
         equal(compiled(x), x * 2)

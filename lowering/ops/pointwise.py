@@ -236,7 +236,12 @@ def _round_decimals(ctx: Context, x: Any, decimals: int = 0) -> Any:
 
 
 @lowers(
-    aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode, aten.true_divide
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.div.Tensor_mode,
+    aten.div.Scalar_mode,
+    aten.true_divide.Tensor,
+    aten.true_divide.Scalar,
 )
 def _div(ctx: Context, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     dtype = opmath(ctx.dtype)

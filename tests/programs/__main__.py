@@ -31,14 +31,14 @@ STATUSES = (DEVICE, FALLBACK, FAILED, UPSTREAM, REFUSED)
 PART, SILENCE = 100, 900
 
 
-def judged(seed: int, count: int, minimize: bool) -> Iterator[dict[str, Any]]:
+def judged(seed: int, count: int, flags: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What the worker says of the programs of a part; a crash or a hang is a failure too."""
     command = [sys.executable, "-m", f"{__package__}.worker", f"--seed={seed}", f"--count={count}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     running: list[str] = []
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [*command, *["--minimize"] * minimize],
+            [*command, *flags],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -81,7 +81,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def run(parts: Sequence[int], path: Path, jobs: int, minimize: bool, console: Console) -> None:
+def run(
+    parts: Sequence[int], path: Path, jobs: int, flags: Sequence[str], console: Console
+) -> None:
     """Judge the parts with these seeds; each is written to the file when all of it is done."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for part in parts:
@@ -104,7 +106,7 @@ def run(parts: Sequence[int], path: Path, jobs: int, minimize: bool, console: Co
                 except queue.Empty:
                     return
                 lines = []
-                for item in judged(part, PART, minimize):
+                for item in judged(part, PART, flags):
                     lines.append(json.dumps(item) + "\n")
                     progress.advance(task)
                     if item["status"] == FAILED:
@@ -138,22 +140,36 @@ def summary(results: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def _print_padding(padding: Sequence[Any], console: Console) -> None:
+    padded, made = (sum(item[position] for item in padding) for position in (0, 1))
+    console.print(f"{padded} of {made} executables for dynamic sizes were padded; not, for:")
+    for reason, count in collections.Counter(x for item in padding for x in item[2]).most_common(
+        20
+    ):
+        console.print(f"{count:5} {reason[:90]}", markup=False, highlight=False)
+
+
 def main() -> int:
     """Parse arguments, run what is missing, print the table; 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
     parser.add_argument("--count", type=int, default=5000, help="programs, rounded to hundreds")
     parser.add_argument("--seed", type=int, default=0, help="another stream")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--results", type=Path, default=RESULTS / "programs.jsonl")
+    parser.add_argument("--results", type=Path, help="default: results/programs.jsonl or padded")
     parser.add_argument("--no-minimize", action="store_true", help="leave failures as they are")
+    parser.add_argument("--padded", action="store_true", help="pad all sizes, where possible")
     options = parser.parse_args()
     console = Console()
+    path = options.results or RESULTS / ("padded.jsonl" if options.padded else "programs.jsonl")
+    flags = ["--padded"] * options.padded + ["--minimize"] * (not options.no_minimize)
     seeds = [options.seed * 1_000_000 + part for part in range(-(-options.count // PART))]
-    done = {item["seed"] for item in read(options.results)}
+    done = {item["seed"] for item in read(path)}
     missing = [seed for seed in seeds if seed not in done]
-    run(missing, options.results, options.jobs, not options.no_minimize, console)
-    results = [item for item in read(options.results) if item["seed"] in seeds]
+    run(missing, path, options.jobs, flags, console)
+    results = [item for item in read(path) if item["seed"] in seeds]
     console.print(summary(results))
+    if options.padded:
+        _print_padding([item["padding"] for item in results if "padding" in item], console)
     fallbacks = collections.Counter(name for item in results for name in item["fallback"])
     for name, count in fallbacks.most_common():
         console.print(f"{name} ran in eager in {count} programs", markup=False)

@@ -31,12 +31,17 @@ TRIALS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a program; ``fallback`` names the operators that ran in eager, and why."""
+    """What became of a program.
+
+    ``fallback`` names the operators that ran in eager, and why; ``padding`` holds how many of how
+    many executables for dynamic sizes were padded, and why the others were not.
+    """
 
     program: Program
     status: str
     fallback: tuple[tuple[str, str], ...] = ()
     failure: str = ""
+    padding: tuple[int, int, tuple[str, ...]] = (0, 0, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,7 @@ def stream(seed: int, count: int, steps: int = 2) -> list[Program]:
     return list(found.values())
 
 
-def minimized(seed: int, count: int, failing: Program) -> Program:
+def minimized(seed: int, count: int, failing: Program, padded: bool = False) -> Program:
     """A small program that fails, made by hypothesis from one of a stream, and trimmed."""
     text, met, smallest = str(failing), False, failing
     judged: dict[str, bool] = {}
@@ -80,7 +85,7 @@ def minimized(seed: int, count: int, failing: Program) -> Program:
     def fails(program: Program) -> bool:
         key = str(program)
         if key not in judged and len(judged) < TRIALS:
-            judged[key] = _fails(program)
+            judged[key] = _fails(program, padded)
         return judged.get(key, False)
 
     @_settings(seed, EXAMPLES * count, [Phase.generate, Phase.shrink])
@@ -94,23 +99,23 @@ def minimized(seed: int, count: int, failing: Program) -> Program:
 
     with contextlib.suppress(Mismatch, hypothesis.errors.Flaky):
         again()
-    return _trimmed(smallest)
+    return _trimmed(smallest, padded)
 
 
-def _fails(program: Program) -> bool:
-    return judge([program])[0].status == FAILED
+def _fails(program: Program, padded: bool) -> bool:
+    return judge([program], padded=padded)[0].status == FAILED
 
 
-def _trimmed(program: Program) -> Program:
+def _trimmed(program: Program, padded: bool) -> Program:
     """Without the results and steps that the failure does not need."""
     for name in reversed(program.results):
         fewer = tuple(other for other in program.results if other != name)
-        if fewer and _fails(smaller := dataclasses.replace(program, results=fewer)):
+        if fewer and _fails(smaller := dataclasses.replace(program, results=fewer), padded):
             program = smaller
     for step in reversed(program.steps):
         steps = tuple(other for other in program.steps if other is not step)
         # A program that misses a value is refused, which is no failure.
-        if _fails(smaller := dataclasses.replace(program, steps=steps)):
+        if _fails(smaller := dataclasses.replace(program, steps=steps), padded):
             program = smaller
     return program
 
@@ -132,17 +137,22 @@ def _settings(seed: int, count: int, phases: list[Phase]) -> Any:
 # --------------------------------------------------------------------------------------- judge
 
 
-def judge(items: Sequence[Program], batch: int = 8) -> list[Outcome]:
+def judge(items: Sequence[Program], batch: int = 8, padded: bool = False) -> list[Outcome]:
     """The outcome of each program, in order; ``batch`` of them go into one compiled graph."""
-    return list(outcomes(items, batch))
+    return list(outcomes(items, batch, padded))
 
 
 def outcomes(
     items: Sequence[Program],
     batch: int = 8,
+    padded: bool = False,
     begin: Callable[[Sequence[Program]], None] = lambda items: None,
 ) -> Iterator[Outcome]:
-    """The outcomes as they come, those of one mode together; ``begin`` is told of each batch."""
+    """The outcomes as they come, those of one mode together; ``begin`` is told of each batch.
+
+    If they are to be ``padded``, every size is dynamic, and larger in the compiled program where
+    that is possible at all.
+    """
     modes = collections.defaultdict(list)
     for item in items:
         modes[item.mode].append(item)
@@ -152,46 +162,47 @@ def outcomes(
             for start in range(0, len(group), batch):
                 part = group[start : start + batch]
                 begin(part)
-                yield from _batch(part)
+                yield from _batch(part, padded)
 
 
-def _batch(items: Sequence[Program]) -> Iterator[Outcome]:
+def _batch(items: Sequence[Program], padded: bool) -> Iterator[Outcome]:
     wanted = {}
     for item in items:
         try:
             wanted[item] = [_eager(item, call) for call in range(CALLS)]
         except Exception as error:  # noqa: BLE001 - what eager refuses is no program
             yield Outcome(item, REFUSED, failure=_said(error))
-    yield from _judge(wanted)
+    yield from _judge(wanted, padded)
 
 
-def _judge(wanted: dict[Program, list[_Made]]) -> Iterator[Outcome]:
+def _judge(wanted: dict[Program, list[_Made]], padded: bool) -> Iterator[Outcome]:
     """Halve what is wrong, or in fallback, until it is one program."""
     if not wanted:
         return
     try:
-        _compare(wanted, "neuron")
+        _compare(wanted, "neuron", padded)
     except Exception as error:  # noqa: BLE001 - any failure is what this suite looks for
         if len(wanted) == 1:
-            yield _failure(wanted, error)
+            yield _failure(wanted, error, padded)
             return
     else:
         report = neuron_compile.report()
         if not report.operators_in_fallback or len(wanted) == 1:
             reasons = tuple(report.fallback_reasons.items())
             status = FALLBACK if report.operators_in_fallback else DEVICE
-            yield from (Outcome(item, status, reasons) for item in wanted)
+            shares = report.padded, report.specializations, report.unpadded_reasons
+            yield from (Outcome(item, status, reasons, padding=shares) for item in wanted)
             return
     items = list(wanted.items())
     middle = len(items) // 2
-    yield from _judge(dict(items[:middle]))
-    yield from _judge(dict(items[middle:]))
+    yield from _judge(dict(items[:middle]), padded)
+    yield from _judge(dict(items[middle:]), padded)
 
 
-def _failure(wanted: dict[Program, list[_Made]], error: Exception) -> Outcome:
+def _failure(wanted: dict[Program, list[_Made]], error: Exception, padded: bool) -> Outcome:
     (item,) = wanted
     try:
-        _compare(wanted, promised)
+        _compare(wanted, promised, padded)
     except Exception as theirs:  # noqa: BLE001
         return Outcome(item, UPSTREAM, failure=_said(theirs))
     return Outcome(item, FAILED, failure=_said(error))
@@ -201,7 +212,7 @@ def _said(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()[:1500]
 
 
-def _compare(wanted: dict[Program, list[_Made]], backend: Any) -> None:
+def _compare(wanted: dict[Program, list[_Made]], backend: Any, padded: bool) -> None:
     """Compile one graph of the programs, call it twice, compare each call with eager.
 
     Raises:
@@ -214,7 +225,8 @@ def _compare(wanted: dict[Program, list[_Made]], backend: Any) -> None:
     def run(tensors: list[list[torch.Tensor]]) -> list[Any]:
         return [function(*group) for function, group in zip(functions, tensors, strict=True)]
 
-    compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+    options = {"dynamic_shapes": "bucket"} if padded and backend == "neuron" else None
+    compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=padded, options=options)
     for call in range(CALLS):
         made = _call(list(wanted), compiled, call)
         for (item, eager), actual in zip(wanted.items(), made, strict=True):

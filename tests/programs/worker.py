@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--minimize", action="store_true")
+    parser.add_argument("--padded", action="store_true")
     options = parser.parse_args()
     # What libraries print shall not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
@@ -42,11 +43,15 @@ def main() -> None:
     programs = stream(options.seed, options.count)
     numbers = {program: index for index, program in enumerate(programs)}
     for outcome in outcomes(
-        programs, options.batch, lambda batch: answer(running=[str(item) for item in batch])
+        programs,
+        # A graph is padded if each of its operators can be.
+        1 if options.padded else options.batch,
+        options.padded,
+        lambda batch: answer(running=[str(item) for item in batch]),
     ):
         program, small = outcome.program, ""
         if outcome.status == FAILED and options.minimize:
-            small = str(minimized(options.seed, options.count, program))
+            small = str(minimized(options.seed, options.count, program, options.padded))
         answer(
             seed=options.seed,
             number=numbers[program],
@@ -54,6 +59,7 @@ def main() -> None:
             mode=program.mode,
             operations=[step.operation for step in program.steps],
             fallback=dict(outcome.fallback),
+            padding=outcome.padding,
             failure=outcome.failure,
             source=str(program) if outcome.failure else "",
             minimized=small,
