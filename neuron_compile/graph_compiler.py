@@ -23,7 +23,7 @@ from .errors import UnsupportedError
 from .higher_order import adopt
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
-from .partition import Partitioned, eager_nodes, partition
+from .partition import LATE, Partitioned, eager_nodes, is_operator, partition
 from .randomness import REASON, HostDraws, host_draws
 from .records import (
     DEVICE,
@@ -78,10 +78,15 @@ def compile_graph(
     """
     module = plain_checks(module)
     if has_symbols(module):
-        serve = _Specializer if settings.dynamic_shapes == "specialize" else _Bucketer
         return boxed(serve(module, kind, static, settings))
     with outside_fake_mode():
         return boxed(_compile_static(module, kind, static, settings))
+
+
+def serve(module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings) -> Runner:
+    """A graph with symbolic sizes, which is compiled when it is called."""
+    server = _Specializer if settings.dynamic_shapes == "specialize" else _Bucketer
+    return server(module, kind, static, settings)
 
 
 #: Numbers of executables for one graph that are worth a word.
@@ -223,13 +228,13 @@ def _compile_partitioned(
     missing = {node: why for node, why in eager.items() if why != REASON}
     if missing and settings.fullgraph_on_device:
         raise UnsupportedError(_explain_strict(missing))
-    parts = partition(copied(module) if eager else module, refused)
+    parts = partition(module, refused)
     seconds.update({"partition": time.perf_counter() - started})
     counts: collections.Counter[str] = collections.Counter()
     if parts.whole:
         runner = _compile_partition(module, static, settings, seconds, counts)
     else:
-        runner = _assemble(parts, static, settings, seconds, counts)
+        runner = _assemble(parts, kind, static, settings, seconds, counts)
     record_graph(
         GraphRecord(
             kind=kind,
@@ -244,6 +249,7 @@ def _compile_partitioned(
 
 def _assemble(
     parts: Partitioned,
+    kind: str,
     static: frozenset[int],
     settings: Settings,
     seconds: collections.Counter[str],
@@ -256,7 +262,10 @@ def _assemble(
         name = str(call.target)
         inner = getattr(parts.module, name)
         kept = frozenset(index for index, arg in enumerate(call.args) if arg in parameters)
-        runner = _compile_partition(inner, kept, settings, seconds, counts)
+        if name.startswith(LATE):
+            runner = serve(inner, kind, kept, settings)
+        else:
+            runner = _compile_partition(inner, kept, settings, seconds, counts)
         setattr(parts.module, name, _Partition(runner, _single_result(inner)))
     parts.module.recompile()
     forward = parts.module.forward
@@ -477,7 +486,7 @@ def _records(host: HostDraws, eager: Mapping[fx.Node, str]) -> tuple[OperatorRec
             user_line=user_line(node),
         )
         for node in (*host.drawn, *host.module.graph.nodes)
-        if node.op == "call_function" and node.target is not operator.getitem
+        if is_operator(node) and node.target is not operator.getitem
         for where in [places.get(node, DEVICE)]
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import fx
@@ -13,7 +13,11 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
 
 from .lowering import why_unsupported
-from .torch_internals import symbolic
+from .lowering.registry import lookup
+from .torch_internals import copied, symbolic, symbols
+
+#: What the names of partitions begin with whose sizes are known when they are called.
+LATE = "late_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,50 +33,98 @@ class Partitioned:
 
 
 class _Support(OperatorSupportBase):
-    def __init__(self, eager: Mapping[fx.Node, str]) -> None:
-        self._eager = eager
+    def __init__(self, supported: Container[fx.Node]) -> None:
+        self._supported = supported
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        return node.op == "call_function" and node not in self._eager
+        return node in self._supported
+
+
+def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned:
+    """Partition ``module``, which is left as it is where everything is supported.
+
+    Inputs have static sizes. What has a size that depends on data, but comes from operators that
+    ATen runs, goes into partitions of its own, which are graphs with dynamic sizes.
+
+    Args:
+        refused: names of nodes that a compiler turned down, each with the reason.
+    """
+    eager = eager_nodes(module, refused)
+    device = [node for node in module.graph.nodes if is_operator(node) and node not in eager]
+    late = {node.name for node in device if _has_symbols(node)}
+    numbers = any(
+        node.op == "call_function" and not is_operator(node) for node in module.graph.nodes
+    )
+    if not eager and not late and not numbers:
+        return Partitioned(module, True, eager)
+    module = copied(module)
+    names = {node.name for node in device} - late
+    for wanted, prefix in ((names, "fused_"), (late, LATE)):
+        supported = {node for node in module.graph.nodes if node.name in wanted}
+        if supported:
+            partitioner = CapabilityBasedPartitioner(
+                module, _Support(supported), allows_single_node_partition=True
+            )
+            module = partitioner.fuse_partitions(partitioner.propose_partitions(), prefix)
+    return Partitioned(module, False, eager)
 
 
 def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.Node, str]:
-    """The nodes that cannot run on the device, each with its reason.
+    """The operators that cannot run on the device, each with its reason.
 
-    ``refused`` names nodes that a compiler turned down. A getitem goes with its tuple.
+    ``refused`` names nodes that a compiler turned down. A getitem goes with its tuple; numbers
+    are no operators.
     """
     eager: dict[fx.Node, str] = {}
     for node in module.graph.nodes:
-        if node.op != "call_function":
+        if not is_operator(node):
             continue
         source = node.args[0] if node.target is operator.getitem else None
         reason = eager.get(source) if isinstance(source, fx.Node) else None
-        reason = (
-            reason or refused.get(node.name) or _why_without_asking(node) or why_unsupported(node)
-        )
+        reason = reason or refused.get(node.name) or _why_not(node)
         if reason is not None:
             eager[node] = reason
     return eager
 
 
-def _why_without_asking(node: fx.Node) -> str | None:
-    """Why no compiler needs to be asked: sizes of inputs are numbers by now, and tensors data."""
+def _why_not(node: fx.Node) -> str | None:
     values = pytree.tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
-    if symbolic(values):
-        return "a number or a size in it depends on the values of a tensor"
     if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):
         return "a tensor on device meta has no data"
-    return None
+    if not _has_symbols(node):
+        return why_unsupported(node)
+    known = set().union(*(symbols(each.meta.get("val")) for each in node.all_input_nodes), ())
+    if not symbols(node.meta.get("val")) <= known:
+        return "a number or a size in its result depends on the values of a tensor"
+    # What else there may be against it is asked when the sizes are known.
+    supported = node.target is operator.getitem or lookup(node.target) is not None
+    return None if supported else why_unsupported(node)
 
 
-def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned:
-    """Partition ``module``, which is left as it is where everything is supported."""
-    eager = eager_nodes(module, refused)
-    if not eager:
-        return Partitioned(module, True, eager)
-    partitioner = CapabilityBasedPartitioner(
-        module, _Support(eager), allows_single_node_partition=True
-    )
-    partitions = partitioner.propose_partitions()
-    fused = partitioner.fuse_partitions(partitions)
-    return Partitioned(fused, False, eager)
+def _has_symbols(node: fx.Node) -> bool:
+    """Whether a number or a size at a node depends on data: those of inputs are known by now."""
+    return symbolic([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+
+
+#: These take numbers, or the sizes of tensors alone.
+_OF_NUMBERS = frozenset(
+    {
+        operator.getitem,
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_storage_offset.default,
+        torch.ops.aten.sym_stride.int,
+    }
+)
+
+
+def is_operator(node: fx.Node) -> bool:
+    """Whether a node is one of PyTorch's operators; others compute numbers from numbers."""
+    if node.op != "call_function":
+        return False
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    if node.target is operator.getitem:
+        return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values))
+    python = type(node.target).__module__ == "builtins"  # a function: symbolic numbers have these
+    return not python and node.target not in _OF_NUMBERS

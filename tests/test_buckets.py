@@ -16,7 +16,7 @@ from .support import equal, neuron, sharing
 
 BUCKET = {"dynamic_shapes": "bucket"}
 #: Larger than every size that does not change.
-SIZES = (11, 13, 17, 16, 30, 33, 10)
+SIZES = (11, 13, 17, 33, 10)
 #: Those pad to 16, 32 and 64; one more program before it is known which sizes change.
 PROGRAMS = 4
 

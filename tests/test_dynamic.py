@@ -285,3 +285,42 @@ def test_an_integer_item_in_the_graph() -> None:
             for number in (1, 2, 5):
                 x, n = torch.randn(4), torch.tensor([number, 1])
                 equal(compiled(x, n), function(x, n))
+
+
+def cut(x: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """As many rows as a tensor says."""
+    count = size[0].item()
+    torch._check(count >= 0)
+    torch._check(count <= x.shape[0])
+    return x[:count].sin() * 2
+
+
+# Each: a function whose sizes depend on data, and the operator that makes them so.
+UNBACKED: dict[str, tuple[Any, str]] = {
+    "item": (cut, "aten._local_scalar_dense.default"),
+    "mask": (lambda x, i: x[x > 0].exp().sum() + x.sum(), "aten.index.Tensor"),
+    "nonzero": (lambda x, i: torch.nonzero(x > 0).float().mean(0), "aten.nonzero.default"),
+    "unique": (lambda x, i: torch.unique(x.round()) * 2, "aten._unique2.default"),
+    "narrow": (
+        lambda x, i: x.narrow(0, i[0].item(), 2) + torch.zeros(2, 4),
+        "aten._local_scalar_dense.default",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
+@pytest.mark.parametrize("name", UNBACKED)
+def test_what_follows_a_size_that_depends_on_data_runs_on_the_device(name: str) -> None:
+    function, origin = UNBACKED[name]
+    captured = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(captured):
+        compiled = neuron(function, fullgraph=True)
+        for size in (1, 2, 3):
+            x, count = torch.randn(5, 4), torch.tensor([size])
+            equal(compiled(x, count), function(x, count))
+        if name in ("item", "narrow"):
+            with pytest.raises(RuntimeError, match="assertion failed"):
+                compiled(x, torch.tensor([9]))
+    report = neuron_compile.report()
+    assert set(report.fallback_reasons) == {origin}
+    assert report.operators_on_device > 0

@@ -59,7 +59,8 @@ def test_threads_race_for_the_first_call() -> None:
 
 
 def test_threads_race_for_new_sizes() -> None:
-    compiled = neuron(lambda x: x.cumsum(0) * 2, dynamic=True)
+    options = {"dynamic_shapes": "specialize"}
+    compiled = neuron(lambda x: x.cumsum(0) * 2, dynamic=True, options=options)
     compiled(torch.randn(3))
 
     def work(number: int) -> None:
