@@ -11,26 +11,36 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._inductor.inductor_prims  # registers prims.fma, into which Dynamo turns addcmul
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _changing(number: Any) -> bool:
     return isinstance(number, torch.SymFloat)
 
 
-def _tensor(number: Any, like: Tensor) -> Tensor:
-    """``number`` as a tensor of no dimensions, in the dtype it is computed in beside ``like``."""
-    dtype = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
-    return torch.ones((), dtype=dtype) * number
+def _in_full(function: Callable[..., Any], *tensors: Any) -> Any:
+    """``function(*tensors)``, of half types computed in float32 and rounded once, as in ATen."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1 or not dtypes <= {*_HALVES}:
+        return function(*tensors)
+    return function(*(tensor.float() for tensor in tensors)).to(*dtypes)
 
 
 def _with_alpha(op: Any) -> Callable[..., Any]:
     """``add`` or ``sub``, of which the second operand is scaled."""
 
     def run(self: Tensor, other: Any, *, alpha: Any = 1) -> Any:
-        return op(self, other * alpha) if _changing(alpha) else NotImplemented
+        if not _changing(alpha):
+            return NotImplemented
+        if self.dtype not in _HALVES:
+            return op(self, other * alpha)
+        # ATen rounds this number to a half type.
+        rounded = _tensor(alpha, self)
+        return _in_full(lambda x, y, factor: op(x, y * factor), self, other, rounded)
 
     return run
 
@@ -39,7 +49,9 @@ def _with_value(op: Any) -> Callable[..., Any]:
     """``addcmul`` or ``addcdiv``: ATen, too, scales the first factor."""
 
     def run(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Any:
-        return op(self, tensor1 * value, tensor2) if _changing(value) else NotImplemented
+        if not _changing(value):
+            return NotImplemented
+        return _in_full(lambda x, y, z: op(x, y * value, z), self, tensor1, tensor2)
 
     return run
 
@@ -50,13 +62,24 @@ def _with_tensors(op: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not any(map(_changing, args)):
             return NotImplemented
-        like = next(arg for arg in args if isinstance(arg, Tensor))
-        return op(*(_tensor(x, like) if isinstance(x, _NUMBERS) else x for x in args), **kwargs)
+        places = [index for index, arg in enumerate(args) if isinstance(arg, Tensor)]
+
+        def apply(*tensors: Tensor) -> Any:
+            given = dict(zip(places, tensors, strict=True))
+            like = tensors[0]
+            return op(*(given.get(i, _tensor(arg, like)) for i, arg in enumerate(args)), **kwargs)
+
+        return _in_full(apply, *(args[index] for index in places))
 
     return run
 
 
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+def _tensor(value: Any, like: Tensor) -> Any:
+    """A number as a tensor of no dimensions, in the dtype it is computed in beside ``like``."""
+    if isinstance(value, Tensor) or value is None:
+        return value
+    dtype = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
+    return torch.ones((), dtype=dtype) * value
 
 
 def _product(op: Any) -> Callable[..., Any]:
@@ -65,8 +88,7 @@ def _product(op: Any) -> Callable[..., Any]:
     def run(self: Tensor, *factors: Tensor, beta: Any = 1, alpha: Any = 1) -> Any:
         if not _changing(beta) and not _changing(alpha):
             return NotImplemented
-        first, *others = factors
-        return op(self * beta, first * alpha, *others)
+        return _in_full(lambda x, y, *z: op(x * beta, y * alpha, *z), self, *factors)
 
     return run
 

@@ -106,8 +106,19 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "single"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+def some_single() -> list[Any]:
+    """All with lists of tensors; most of those without among the slow tests."""
+    slow = {*OPTIMIZERS} - {"nesterov", "adamw", "rmsprop"}
+    return [
+        *(pytest.param(name, True, id=f"{name}-foreach") for name in OPTIMIZERS),
+        *(
+            pytest.param(name, False, id=name, marks=[pytest.mark.slow] if name in slow else [])
+            for name in OPTIMIZERS
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("name", "foreach"), some_single())
 def test_optimizers(name: str, foreach: bool) -> None:
     mine, _ = compare(lambda parameters: OPTIMIZERS[name](parameters, foreach=foreach))
     assert len(mine.optimizer.state) == 2
@@ -164,8 +175,9 @@ def test_lbfgs() -> None:
 # ----------------------------------------------------------------------- settings of an optimizer
 
 
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "single"])
-@pytest.mark.parametrize("tensor", [True, False], ids=["tensor", "float"])
+@pytest.mark.parametrize(
+    ("foreach", "tensor"), [(True, True), (False, False)], ids=["foreach-tensor", "single-float"]
+)
 def test_capturable(foreach: bool, tensor: bool) -> None:
     """Eager refuses it on the CPU, so it is compared with a step that is not capturable."""
     rate = torch.tensor(0.01) if tensor else 0.01
@@ -239,7 +251,15 @@ SCHEDULES: dict[str, tuple[Make, Callable[[Optimizer], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] if name in ("one-cycle-single", "adamw") else []
+        )
+        for name in SCHEDULES
+    ],
+)
 def test_schedulers(name: str) -> None:
     make, schedule = SCHEDULES[name]
     mine, _ = compare(make, schedule, steps=6)
