@@ -266,8 +266,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def study(steps: int, seeds: int, memory_steps: int, console: Console) -> dict[str, Any]:
-    """Everything; takes minutes."""
+    """Everything; ten minutes of one core or more."""
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
+    conditions = machine()
     curves: list[Curves] = []
     with Progress(console=console) as progress:
         total = len(TASKS) * (2 * 3 * seeds + seeds) + len(LOOPS)
@@ -296,12 +297,21 @@ def study(steps: int, seeds: int, memory_steps: int, console: Console) -> dict[s
             notify()
     return {
         "settings": {"steps": steps, "seeds": seeds, "window": WINDOW},
-        "machine": machine(),
+        "machine": conditions,
         "verdicts": [asdict(judge(each)) for each in curves],
         "exact": [asdict(each) for each in exact],
         "memory": memory,
         "curves": [asdict(each) for each in curves],
     }
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits of every number: the file is kept in the repository."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def main() -> int:
@@ -316,7 +326,7 @@ def main() -> int:
     results = study(options.steps, options.seeds, options.memory_steps, console)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "training.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(_rounded(results)) + "\n")
     path.with_suffix(".md").write_text(markdown(results))
     plot(results, path.with_suffix(".png"))
     console.print(markdown(results), highlight=False)

@@ -380,6 +380,8 @@ def test_memory_is_flat(loop: str) -> None:
     result = in_fresh_interpreter(
         f"""
         import sys
+        import warnings
+        warnings.filterwarnings("ignore", message=".*script_method. is deprecated")
         sys.path.insert(0, {str(root)!r})
         from benchmarks import memory
         print(memory.measure({loop!r}, 500, "neuron")["change"])
