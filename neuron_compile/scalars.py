@@ -25,12 +25,14 @@ _OPERANDS = {
     aten.pow.Scalar: aten.pow.Tensor_Tensor,
     aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
 }
+_POWERS = (aten.pow.Scalar, aten.pow.Tensor_Scalar)
 _COMPARISONS = {
     getattr(aten, name).Scalar: getattr(aten, name).Tensor
     for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
-# In these ATen computes with the number in full, though not with a tensor's element.
-_HALVES = (torch.float16, torch.bfloat16)
+# Beside half types ATen computes with a number in full, though not with a tensor's element; beside
+# narrow integers it refuses a number out of their range.
+_DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +115,14 @@ def _takes_tensor(user: fx.Node, number: fx.Node) -> bool:
     alone = not user.kwargs and sum(arg is number for arg in user.args) == 1
     tensors = [node for node in user.all_input_nodes if node is not number]
     dtypes = {node.meta["val"].dtype for node in tensors if _is_tensor(node)}
-    if not alone or len(dtypes) != 1 or dtypes & {*_HALVES}:
+    if not alone or len(dtypes) != 1 or not dtypes <= {*_DTYPES}:
         return False
+    floating = torch.int64 not in dtypes
     if user.target in _COMPARISONS:
-        integer = isinstance(number.meta["val"], torch.SymInt)
-        return all(x.is_floating_point or (integer and x == torch.int64) for x in dtypes)
-    return user.target in _OPERANDS and dtypes == {value.dtype}
+        return floating or isinstance(number.meta["val"], torch.SymInt)
+    # A negative power of integers is an error as a number.
+    served = user.target in _OPERANDS and (floating or user.target not in _POWERS)
+    return served and dtypes == {value.dtype}
 
 
 def _is_tensor(node: fx.Node) -> bool:
