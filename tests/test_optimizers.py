@@ -106,19 +106,22 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
-def some_single() -> list[Any]:
-    """All with lists of tensors; most of those without among the slow tests."""
-    slow = {*OPTIMIZERS} - {"nesterov", "adamw", "rmsprop"}
+#: Those of the fast tests; without lists of tensors, those in the second.
+FAST = {"sgd", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "nadam", "radam"}
+FAST_SINGLE = {"nesterov", "adamw", "rmsprop"}
+
+
+def cases() -> list[Any]:
+    """Every optimizer, with lists of tensors and without."""
     return [
-        *(pytest.param(name, True, id=f"{name}-foreach") for name in OPTIMIZERS),
-        *(
-            pytest.param(name, False, id=name, marks=[pytest.mark.slow] if name in slow else [])
-            for name in OPTIMIZERS
-        ),
+        pytest.param(name, foreach, id=kind, marks=[] if name in fast else [pytest.mark.slow])
+        for foreach, fast in ((True, FAST), (False, FAST_SINGLE))
+        for name in OPTIMIZERS
+        for kind in [f"{name}-foreach" if foreach else name]
     ]
 
 
-@pytest.mark.parametrize(("name", "foreach"), some_single())
+@pytest.mark.parametrize(("name", "foreach"), cases())
 def test_optimizers(name: str, foreach: bool) -> None:
     mine, _ = compare(lambda parameters: OPTIMIZERS[name](parameters, foreach=foreach))
     assert len(mine.optimizer.state) == 2

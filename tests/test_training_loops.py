@@ -124,7 +124,7 @@ def averaged(average: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in average.parameters()]
 
 
-@pytest.mark.parametrize("kind", ["ema", "swa"])
+@pytest.mark.parametrize("kind", ["ema", pytest.param("swa", marks=pytest.mark.slow)])
 def test_an_averaged_model(kind: str) -> None:
     """PyTorch's own ends the graph at the number of averaged models; the first update copies."""
     functions = {
@@ -214,7 +214,7 @@ def test_the_number_of_the_step() -> None:
 # ---------------------------------------------------------------------------- compiled autograd
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adamw"])
 def test_compiled_autograd(optimizer: str) -> None:
     makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9),
@@ -238,7 +238,7 @@ def test_compiled_autograd(optimizer: str) -> None:
     assert counters["compiled_autograd"]["captures"] == 1
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dynamic", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_compiled_autograd_of_a_region(dynamic: bool) -> None:
     """A backward of several compiled calls and eager operators between them becomes one graph."""
 
@@ -325,7 +325,7 @@ def test_a_whole_step_in_one_graph(how: str) -> None:
     assert neuron_compile.report().graphs[0].kind == "inference"
 
 
-@pytest.mark.parametrize("follow", [True, False], ids=["followed", "broken"])
+@pytest.mark.parametrize("follow", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_whole_step_with_an_optimizer(follow: bool) -> None:
     def make(model: nn.Module, compile_: Compile) -> Any:
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
