@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import decompositions_linalg
+from . import decompositions_foreach, decompositions_linalg, decompositions_numbers
 from .lowering.registry import lookup, registered, version
 from .torch_internals import core_decompositions, decomposed_above_autograd
 
@@ -60,5 +60,26 @@ def _whole(registry_version: int) -> frozenset[Any]:
 
 @functools.lru_cache(maxsize=2)
 def _table(registry_version: int) -> dict[Any, Callable[..., Any]]:
-    table = {**core_decompositions(_MORE), **_COMPOSITES, **decompositions_linalg.DECOMPOSITIONS}
-    return {op: function for op, function in table.items() if lookup(op) is None}
+    table = {
+        **core_decompositions(_MORE),
+        **_COMPOSITES,
+        **decompositions_foreach.DECOMPOSITIONS,
+        **decompositions_linalg.DECOMPOSITIONS,
+    }
+    wanted = {op: function for op, function in table.items() if lookup(op) is None}
+    return wanted | {
+        op: _first(function, wanted.get(op))
+        for op, function in decompositions_numbers.DECOMPOSITIONS.items()
+    }
+
+
+def _first(special: Callable[..., Any], usual: Callable[..., Any] | None) -> Callable[..., Any]:
+    """``special``, or ``usual`` where that does not apply."""
+    if usual is None:
+        return special
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = special(*args, **kwargs)
+        return usual(*args, **kwargs) if result is NotImplemented else result
+
+    return run

@@ -45,6 +45,7 @@ from .runtime import (
     compile_stablehlo,
     results_plan,
 )
+from .scalars import take_scalars
 from .settings import Settings
 from .specialize import call_key, specialize
 from .torch_internals import boxed, copied, has_symbols, outside_fake_mode, user_line
@@ -77,6 +78,10 @@ def compile_graph(
             ``settings.fullgraph_on_device`` is set.
     """
     module = plain_checks(module)
+    scalars = take_scalars(module, static) if has_symbols(module) else None
+    if scalars is not None:
+        runner = compile_graph(scalars.module, kind, scalars.static, settings)
+        return boxed(scalars.serve(runner))
     if has_symbols(module):
         return boxed(serve(module, kind, static, settings))
     with outside_fake_mode():

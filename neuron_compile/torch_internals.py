@@ -198,6 +198,17 @@ def symbolic(values: Any) -> bool:
     )
 
 
+def free_symbols(values: Any) -> set[Any]:
+    """The symbols in the numbers among ``values``, and in layouts of tensors."""
+    return {
+        symbol
+        for value in pytree.tree_leaves(values)
+        for number in _layout(value)
+        if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
+        for symbol in number.node.expr.free_symbols
+    }
+
+
 def _layout(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, torch.Tensor):
         return (value,)

@@ -145,20 +145,25 @@ lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)(pointwise(jnp.bitwise_or)
 lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)(pointwise(jnp.bitwise_xor))
 
 
+def _factor(ctx: Context, alpha: Any) -> Any:
+    """``alpha`` of a sum, which ATen rounds to a half type though it computes in float32."""
+    return cast(cast(alpha, ctx.dtype), opmath(ctx.dtype))
+
+
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def _add(ctx: Context, a: Any, b: Any, alpha: Any = 1) -> Any:
     dtype = opmath(ctx.dtype)
     if dtype == jnp.bool_:
         return cast(a, dtype) | (cast(b, dtype) & bool(alpha))
     b = cast(b, dtype)
-    return cast(a, dtype) + (b if alpha == 1 else b * cast(alpha, dtype))
+    return cast(a, dtype) + (b if alpha == 1 else b * _factor(ctx, alpha))
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(ctx: Context, a: Any, b: Any, alpha: Any = 1) -> Any:
     dtype = opmath(ctx.dtype)
     b = cast(b, dtype)
-    return cast(a, dtype) - (b if alpha == 1 else b * cast(alpha, dtype))
+    return cast(a, dtype) - (b if alpha == 1 else b * _factor(ctx, alpha))
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
