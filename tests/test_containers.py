@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import copy
 import functools
 import gc
 import io
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import neuron_compile
 
-from .support import IGNORE_TORCH, check, equal, equal_modules, neuron
+from .support import IGNORE_TORCH, cases, check, equal, equal_modules, neuron
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -169,6 +168,7 @@ def test_a_replaced_parameter_is_freed() -> None:
     assert weight() is None
 
 
+@pytest.mark.slow
 def test_other_dtypes_while_training() -> None:
     compiled, eager = pair(wrapped)
     for dtype in (torch.float32, torch.float64, torch.float32):
@@ -189,7 +189,10 @@ def test_parameters_that_are_frozen_in_turn() -> None:
 
 
 @IGNORE_TORCH
-@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "prune", "vector"])
+@pytest.mark.parametrize(
+    "name",
+    cases(["weight_norm", "spectral_norm", "prune", "vector"], {"weight_norm", "spectral_norm"}),
+)
 def test_parametrizations(name: str) -> None:
     modules = []
     for _ in range(2):
@@ -243,7 +246,13 @@ CALLABLES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLABLES)
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        CALLABLES,
+        {"class_method_of_an_instance", "forward_itself", "functional", "module_of_torch"},
+    ),
+)
 def test_callables(name: str) -> None:
     check(CALLABLES[name](), torch.randn(3, 4, requires_grad=True), backward=True, **CLOSE)
 
@@ -325,22 +334,6 @@ def test_generators() -> None:
         equal(list(expression(x)), list(multiples(x)))
         mine, theirs = without_end(x), endless(x)
         equal([next(mine) for _ in range(3)], [next(theirs) for _ in range(3)])
-
-
-def test_coroutines() -> None:
-    async def function(x: Tensor) -> Tensor:
-        return x + 1
-
-    async def stream(x: Tensor) -> AsyncIterator[Tensor]:
-        for factor in range(2):
-            yield x * factor
-
-    async def use() -> list[Tensor]:
-        x = torch.ones(3)
-        return [await neuron(function)(x), *[item async for item in neuron(stream)(x)]]
-
-    for _ in range(3):
-        equal(asyncio.run(use()), [torch.full((3,), 2.0), torch.zeros(3), torch.ones(3)])
 
 
 # ----------------------------------------------------------------------------- tensor subclasses
