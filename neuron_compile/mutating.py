@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from .classify import dense_permutation
 from .lowering.functional import Functional, Opaque, Place, put_view, take_view
 from .lowering.registry import lookup
-from .torch_internals import copied, is_out_operator, mutated_places
+from .torch_internals import copied, is_out_operator, memory, mutated_places
 
 aten = torch.ops.aten
 auto_functionalized = torch.ops.higher_order.auto_functionalized_v2
@@ -91,8 +91,8 @@ class _Call:
         if any(itertools.starmap(_overlap, itertools.combinations(self._views, 2))):
             return "arguments that it changes share memory"
         read = [arg for arg in pytree.tree_leaves(self._arguments) if isinstance(arg, fx.Node)]
-        memory = {_memory(_value(base)) for base in self._bases}
-        if any(_memory(_value(arg)) in memory for arg in read):
+        memories = {memory(base) for base in self._bases}
+        if any(memory(arg) in memories for arg in read):
             return "an argument that it reads shares memory with one that it changes"
         strided = [view for view in self._views if not view.whole and view.slice is None]
         if any(dense_permutation(_value(self._bases[view.base])) is None for view in strided):
@@ -219,12 +219,6 @@ class _Call:
 
 def _value(node: fx.Node) -> Any:
     return node.meta["val"]
-
-
-def _memory(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return value.untyped_storage()._cdata
 
 
 def _overlap(one: Place, other: Place) -> bool:
