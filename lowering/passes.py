@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .region import REGION, Region
+from .functional import Functional
+from .region import CALLED, Region
 from .registry import ORIGIN, is_check, lookup, result_tensors
 from .seeded import SEED_ARGUMENT, Seeded
 
@@ -38,11 +39,11 @@ def prepare(module: fx.GraphModule) -> None:
     absorb_transposes(graph)
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         node.target = as_strided
-    for node in graph.nodes:
-        if isinstance(node.target, Region):
-            # Torch-MLIR's importer knows two kinds of targets.
-            node.meta[REGION], node.target = node.target, node.target.op
     graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
+    for node in graph.nodes:
+        if isinstance(node.target, Functional | Region):
+            # Torch-MLIR's importer knows two kinds of targets, which have such operators.
+            node.meta[CALLED], node.target = node.target, node.target.op
 
 
 def clamp_slices(graph: fx.Graph) -> None:

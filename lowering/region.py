@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 #: The class of ``torch.ops.higher_order``'s members, private to torch.
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
-#: Key of ``node.meta``: the region of a node whose target is the bare operator again.
-REGION = "neuron_region"
+#: Key of ``node.meta``: the target of a node before Torch-MLIR's importer is to see it.
+CALLED = "neuron_called"
 _MARK = "graph:"
 
 
@@ -66,7 +66,7 @@ class Region:
 
 def region(node: fx.Node) -> Region | None:
     """The region that a node calls, if any."""
-    found = node.target if isinstance(node.target, Region) else node.meta.get(REGION)
+    found = node.target if isinstance(node.target, Region) else node.meta.get(CALLED)
     return found if isinstance(found, Region) else None
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .region import HigherOrderOperator, Region, inner_nodes, region
+from .functional import Opaque
+from .region import CALLED, HigherOrderOperator, Region, inner_nodes, region
 from .seeded import Seeded
 from .types import CARRIERS, FLOAT8, MLIR_DTYPES, LoweringError
 
@@ -116,6 +117,11 @@ def lookup(op: Any) -> Lowering | None:
     return entry and dataclasses.replace(entry, random=random)
 
 
+def called(node: fx.Node) -> Any:
+    """What a node calls, whatever target Torch-MLIR's importer must see."""
+    return node.meta.get(CALLED, node.target)
+
+
 def registered() -> Iterator[Lowering]:
     """All entries."""
     return iter(tuple(_REGISTRY.values()))
@@ -155,7 +161,7 @@ def signature(node: fx.Node) -> str:
     operands = ", ".join(
         _describe(tensor) for operand in node.all_input_nodes for tensor in result_tensors(operand)
     )
-    return f"{node.target}({operands})"
+    return f"{called(node)}({operands})"
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -179,7 +185,9 @@ def why_unsupported(node: fx.Node) -> str | None:
     if node.target is operator.getitem:
         source = node.args[0]
         return why_unsupported(source) if isinstance(source, fx.Node) else "not a tuple"
-    entry = lookup(node.target)
+    if isinstance(node.target, Opaque):
+        return node.target.reason
+    entry = lookup(called(node))
     if entry is None:
         return f"no lowering is registered for {node.target}"
     for tensor in node_tensors(node):
@@ -227,7 +235,7 @@ def _is_symbolic(leaf: Any) -> bool:
 
 def takes_stock(node: fx.Node) -> bool:
     """Whether Torch-MLIR's own lowering is used for a supported node."""
-    entry = lookup(node.target)
+    entry = lookup(called(node))
     if entry is None or entry.stock is None or not entry.stock(node):
         return False
     if entry.function is not None and any(t.dtype in CARRIERS for t in node_tensors(node)):
@@ -240,7 +248,7 @@ def remember_refusal(node: fx.Node, reason: str) -> None:
 
     The spliced lowering takes over where there is one; else the node is unsupported.
     """
-    entry = lookup(node.target)
+    entry = lookup(called(node))
     spliced = entry is not None and entry.function is not None and takes_stock(node)
     _REFUSED[f"stock {_call(node)}" if spliced else _call(node)] = reason
 
@@ -262,7 +270,7 @@ def require(node: fx.Node) -> Lowering:
         LoweringError: naming operator, overload, shapes, dtypes and reason.
     """
     reason = why_unsupported(node)
-    entry = lookup(node.target)
+    entry = lookup(called(node))
     if entry is None or reason is not None:
         raise LoweringError(f"{signature(node)}: {reason}", node.name)
     return entry

@@ -219,7 +219,6 @@ def _trace(
     ]
     with tracing():
         traced = jax.jit(run, keep_unused=True).trace(*shapes)
-        # Naming the platform keeps JAX from opening a client of its own.
         text = traced.lower(lowering_platforms=("cpu",)).as_text(dialect="stablehlo")
     prefix = "neuron_" + hashlib.sha256(key.encode()).hexdigest()[:16]
     text = _RESULT_INFO.sub("", _SYMBOL.sub(lambda match: f"@{prefix}_{match[1]}", text))
@@ -234,6 +233,19 @@ def code(flags: list[Any]) -> list[Any]:
     return [first] if flags else []
 
 
+#: The device that JAX lowers for, if one was given.
+_devices: list[Any] = []
+
+
+def trace_on(device: Any) -> None:
+    """Let JAX lower for this (CPU) device from now on.
+
+    Without one, it opens a client of its own for no more than the name of the platform: threads
+    that stay, a start-up of every plugin, and a warning by JAX at each later fork.
+    """
+    _devices[:] = [device]
+
+
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """JAX's 64-bit types and plain settings, for this thread and the tracing alone."""
@@ -243,6 +255,7 @@ def tracing() -> Iterator[None]:
         jax.debug_nans(False),
         jax.disable_jit(False),
         jax.default_matmul_precision("highest"),
+        jax.default_device(_devices[0]) if _devices else contextlib.nullcontext(),
     ):
         yield
 

@@ -11,9 +11,17 @@ from torch import fx
 from . import logs
 from .decompositions import decompositions, lowered_whole
 from .errors import SettingsError
+from .forked import unless_forked
 from .graph_compiler import compile_graph
+from .lowering.trace import trace_on
 from .randomness import COMPOSED_OF_DRAWS, seed_recomputation
-from .runtime import CompilerOptions, RuntimeCompileError, compile_stablehlo, open_platform
+from .runtime import (
+    CompilerOptions,
+    RuntimeCompileError,
+    compile_stablehlo,
+    forked,
+    open_platform,
+)
 from .settings import Settings, resolve
 from .torch_internals import aot_compile, static_input_indices
 
@@ -37,7 +45,8 @@ def neuron(
 
     Raises:
         SettingsError: for an unknown mode or option, or a value out of its range.
-        PlatformError: if ``options["platform"]`` is not installed, listing those that are.
+        PlatformError: if ``options["platform"]`` is not installed, listing those that are; in
+            strict mode, in a process that was forked after something had been compiled.
         UnsupportedError: in strict mode, for an operator that cannot run on the device.
     """
     return compile_dynamo_graph(module, example_inputs, resolve(options, mode))
@@ -47,20 +56,27 @@ def compile_dynamo_graph(
     module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph under resolved settings."""
-    open_platform(settings.platform)
-    _check_flags(settings.platform, settings.xla_options)
+    if not forked() or settings.fullgraph_on_device:
+        trace_on(open_platform(settings.platform))
+        _check_flags(settings.platform, settings.xla_options)
     static: frozenset[int] = frozenset()
 
+    def compiled(graph: fx.GraphModule, kind: str, static: frozenset[int]) -> Callable[..., Any]:
+        def compile_it() -> Callable[..., Any]:
+            return compile_graph(graph, kind, static, settings)
+
+        return compile_it() if settings.fullgraph_on_device else unless_forked(graph, compile_it)
+
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(graph, "inference", static_input_indices(), settings)
+        return compiled(graph, "inference", static_input_indices())
 
     def forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         nonlocal static
         static = static_input_indices()
-        return compile_graph(graph, "forward", static, settings)
+        return compiled(graph, "forward", static)
 
     def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(graph, "backward", _saved_parameters(graph, static), settings)
+        return compiled(graph, "backward", _saved_parameters(graph, static))
 
     return aot_compile(
         module,

@@ -12,6 +12,7 @@ from .decompositions import decompositions
 from .lowering.passes import clamp_slices
 from .lowering.region import HigherOrderOperator, Region, held, mark
 from .lowering.registry import UNTRACED, lookup
+from .mutating import functional_calls
 from .torch_internals import copied, retraced
 
 higher_order = torch.ops.higher_order
@@ -23,6 +24,7 @@ def adopt(module: fx.GraphModule) -> fx.GraphModule:
 
     A call whose graphs cannot be traced stays as it is, with the reason in its ``meta``.
     """
+    module = functional_calls(module)
     if not any(_is_call(node) for node in module.graph.nodes):
         return module
     module = copied(module)
@@ -31,7 +33,7 @@ def adopt(module: fx.GraphModule) -> fx.GraphModule:
         try:
             node.target = _region(module, node, graphs)
         except Exception as error:  # noqa: BLE001 - whatever torch says: the call runs in eager
-            node.meta[UNTRACED] = f"its graphs could not be traced: {error}"
+            node.meta[UNTRACED] = f"its graphs could not be traced: {type(error).__name__}: {error}"
             continue
         marks: dict[fx.Node, Any] = {graph: mark(index) for index, graph in enumerate(graphs)}
         node.args = fx.map_arg(node.args, lambda arg: marks.get(arg, arg))  # noqa: B023 - used now

@@ -118,6 +118,12 @@ def record_graph(record: GraphRecord) -> None:
         )
 
 
+def note_fallback(what: str, reason: str) -> None:
+    """Give ``report`` a reason for a fallback that no compiled graph tells of."""
+    with _lock:
+        _reasons[what] = reason
+
+
 def count(name: str, amount: int = 1) -> None:
     """Add to a counter: ``compilations``, ``specializations``, ``padded`` or ``refusals``."""
     with _lock:

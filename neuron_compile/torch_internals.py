@@ -23,11 +23,21 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch._higher_order_ops.auto_functionalize import (
+    AsStridedViewInfo,
+    SliceViewInfo,
+    can_auto_functionalize,
+    get_mutable_args,
+    read_view_information_from_args,
+)
+from torch._library.utils import is_out
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
+
+from .lowering.functional import Place
 
 #: Wraps an operator with an effect: its first argument and result are tokens.
 with_effects = torch.ops.higher_order.with_effects
@@ -304,3 +314,42 @@ def is_dispatched(op: Any) -> bool:
 def autograd_decomposes(op: Any) -> bool:
     """Whether an overload is made of others before a backend can see it."""
     return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def can_be_functional(op: Any) -> bool:
+    """Whether AOT Autograd makes an operator that changes its arguments functional."""
+    return bool(can_auto_functionalize(op))
+
+
+def is_out_operator(op: Any) -> bool:
+    """Whether an operator writes its results into arguments that it does not read."""
+    return bool(is_out(op))
+
+
+def mutated_places(
+    op: Any, arguments: dict[str, Any], bases: Sequence[torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``auto_functionalized_v2`` knows of the arguments of ``op``: those that are read, and
+    where those that are changed lie in the bases (lists for lists, ``None`` for ``None``)."""
+    names, types = get_mutable_args(op)
+    rest = dict(arguments)
+    views = read_view_information_from_args(names, types, rest, list(bases))
+
+    def place(info: Any) -> Place | None:
+        if info is None:
+            return None
+        base = bases[info.base_index]
+        size, stride, begin = tuple(base.shape), tuple(base.stride()), int(base.storage_offset())
+        if isinstance(info, SliceViewInfo):
+            # Its numbers count from the begin of the storage.
+            dim = int(info.dim)
+            start, end = (int(bound) - begin // stride[dim] for bound in (info.start, info.end))
+            size = (*size[:dim], end - start, *size[dim + 1 :])
+            offset = start * stride[dim]
+            return Place(info.base_index, size, stride, offset, slice=(dim, start, end))
+        if isinstance(info, AsStridedViewInfo):
+            size, stride = tuple(map(int, info.size)), tuple(map(int, info.stride))
+            return Place(info.base_index, size, stride, info.storage_offset - begin)
+        return Place(info.base_index, size, stride, 0, whole=True)
+
+    return rest, pytree.tree_map(place, views)

@@ -2,7 +2,7 @@
 
 from .executor import Executor, draw_seed, results_plan
 from .neff import Neff, compile_stablehlo
-from .pjrt import open_platform, platforms
+from .pjrt import forked, open_platform, platforms
 from .types import (
     ArgumentSpec,
     Check,
@@ -27,6 +27,7 @@ __all__ = [
     "View",
     "compile_stablehlo",
     "draw_seed",
+    "forked",
     "open_platform",
     "platforms",
     "results_plan",

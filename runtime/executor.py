@@ -88,7 +88,8 @@ class Executor:
             address, buffer = kept
             if tensor.data_ptr() == address:
                 return buffer
-            buffer = self._load(tensor, spec.permutation)
+            # The buffer holds what it is made of: the storage, not the parameter and its gradient.
+            buffer = self._load(tensor.detach(), spec.permutation)
             address = tensor.data_ptr()
             # A copy (unaligned storage) would not see an optimizer's updates: do not keep it.
             if address and pjrt.pointer(buffer) == address:

@@ -37,8 +37,17 @@ def platforms() -> list[str]:
     return ["cpu", *others]
 
 
-#: Processes that opened a client. XLA's threads, some of them global, do not survive a fork.
-_owners: set[int] = set()
+#: This process, if it was forked after a client was opened.
+_forked: list[int] = []
+_clients: list[Any] = []
+
+
+def forked() -> bool:
+    """Whether this process was forked after a client was opened.
+
+    XLA's threads, some of them global, do not survive a fork: whatever needs them would hang.
+    """
+    return bool(_forked)
 
 
 def check_process() -> None:
@@ -47,12 +56,20 @@ def check_process() -> None:
     Raises:
         PlatformError: with what to do instead.
     """
-    if _owners and os.getpid() not in _owners:
+    if _forked:
         raise PlatformError(
             "this process was forked after something had been compiled, and XLA's threads stayed "
             "in the parent. Start it by the 'spawn' or 'forkserver' method, or leave compiled "
             "code to the parent (torch.compiler.set_stance('force_eager') in the child)."
         )
+
+
+def _note_fork() -> None:
+    """In the child: note it, and let nothing be destroyed that would wait for its threads."""
+    _forked.append(os.getpid())
+    pool = getattr(jax_mlir, "global_thread_pool", None)
+    for held in (pool, *_clients):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 @functools.cache
@@ -70,20 +87,29 @@ def client(platform: str) -> Any:
             f"PJRT platform {platform!r} is not installed; available: {', '.join(platforms())}. "
             f"Install its PJRT plugin, or choose another with options={{'platform': ...}}."
         )
-    _owners.add(os.getpid())
-    if platform == "cpu":
-        return xla_client.make_cpu_client(asynchronous=False)
-    return xla_bridge.get_backend(platform)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_note_fork)
+    opened = (
+        xla_client.make_cpu_client(asynchronous=False)
+        if platform == "cpu"
+        else xla_bridge.get_backend(platform)
+    )
+    _clients.append(opened)
+    return opened
 
 
-def open_platform(platform: str) -> None:
+def open_platform(platform: str) -> Any:
     """Open ``platform`` now, so that a missing one is an error before anything is compiled.
+
+    Returns:
+        The first device of our CPU client, for JAX to trace on.
 
     Raises:
         PlatformError: if it is not installed, or in a process forked after it was opened.
     """
     check_process()
     client(platform)
+    return device("cpu")
 
 
 def device(platform: str) -> Any:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -38,6 +38,11 @@ GRADIENTS = {
     torch.complex64: (1e-4, 1e-4),
     torch.complex128: (1e-6, 1e-6),
 }
+
+
+def cases(names: Iterable[str], slow: Collection[str] = ()) -> list[Any]:
+    """Parameters of a test, with the marker of slow ones."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
 
 
 def neuron(function: Any, **options: Any) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -110,33 +108,3 @@ def test_dropout_in_threads_gives_different_masks() -> None:
     compiled(torch.ones(500))
     masks = at_once(lambda number: compiled(torch.ones(500)) == 0)
     assert len({tuple(mask.tolist()) for mask in masks}) == THREADS
-
-
-FORKED = """
-import os, sys, warnings
-import torch
-warnings.simplefilter("ignore")  # JAX and Python both warn of forking with threads
-function = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="neuron")
-x = torch.randn(64, 64)
-function(x)
-child = os.fork()
-if child == 0:
-    attempts = (function, torch.compile(lambda x: x - 1, backend="neuron"))
-    for number, attempt in enumerate(attempts):
-        try:
-            attempt(x)
-        except Exception as error:
-            print(number, "spawn" in str(error), flush=True)
-    with torch.compiler.set_stance("force_eager"):
-        print(torch.equal(function(x), torch.relu(x @ x) + 1), flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-print(torch.allclose(function(x), torch.relu(x @ x) + 1))
-"""
-
-
-def test_a_forked_process_is_told_instead_of_hanging() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert finished.stdout.splitlines() == ["0 True", "1 True", "True", "True"], finished.stderr

@@ -31,6 +31,7 @@ def _full(ctx: Context, _like: Any, fill_value: Any, **_: Any) -> Any:
     aten.empty_permuted.default,
     aten.empty_strided.default,
     aten.new_zeros.default,
+    aten._new_zeros_with_same_feature_meta.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
 )

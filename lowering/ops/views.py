@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..functional import put_view, take_view
 from ..passes import as_strided
 from ..registry import lowers, node_tensors, torch_mlir_lowers
 from ..trace import Context
@@ -261,6 +262,36 @@ def _as_strided_scatter(
 ) -> Any:
     positions = _positions(size, stride, storage_offset).ravel()
     return x.ravel().at[positions].set(cast(source, x.dtype).ravel()).reshape(x.shape)
+
+
+@lowers(take_view)
+def _take_view(
+    ctx: Context, x: Any, base: Sequence[int], size: Any, stride: Sequence[int], offset: int
+) -> Any:
+    order = _memory_order(x.shape, base)
+    return jnp.take(x.transpose(order).ravel(), _positions(size, stride, offset))
+
+
+@lowers(put_view)
+def _put_view(
+    ctx: Context,
+    x: Any,
+    source: Any,
+    base: Sequence[int],
+    size: Any,
+    stride: Sequence[int],
+    offset: int,
+) -> Any:
+    order = _memory_order(x.shape, base)
+    dense = x.transpose(order)
+    positions = _positions(size, stride, offset).ravel()
+    changed = dense.ravel().at[positions].set(cast(source, x.dtype).ravel())
+    return changed.reshape(dense.shape).transpose(sorted(range(x.ndim), key=order.__getitem__))
+
+
+def _memory_order(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The order of dimensions in which a dense tensor is contiguous."""
+    return sorted(range(len(shape)), key=lambda dim: (-stride[dim], shape[dim] == 1))
 
 
 def _positions(size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
