@@ -5,19 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import operator
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from . import logs
-from .bucket import CannotPad
-from .bucket_rules import pad_graph
-from .bucket_sizes import Sizes
 from .classify import Boundary, bound
+from .dynamic import Bucketer, Runner, Specializer
 from .effects import plain_checks
 from .errors import UnsupportedError
 from .higher_order import adopt
@@ -32,7 +29,6 @@ from .records import (
     GraphRecord,
     OperatorRecord,
     count,
-    note_unpadded,
     record_graph,
 )
 from .runtime import (
@@ -47,10 +43,7 @@ from .runtime import (
 )
 from .scalars import take_scalars
 from .settings import Settings
-from .specialize import call_key, specialize
 from .torch_internals import boxed, copied, has_symbols, outside_fake_mode, user_line
-
-Runner = Callable[[list[Any]], Any]
 
 _REFUSALS = (LoweringError, RuntimeCompileError)
 
@@ -90,106 +83,12 @@ def compile_graph(
 
 def serve(module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings) -> Runner:
     """A graph with symbolic sizes, which is compiled when it is called."""
-    server = _Specializer if settings.dynamic_shapes == "specialize" else _Bucketer
-    return server(module, kind, static, settings)
 
+    def compiled(module: fx.GraphModule) -> Runner:
+        return _compile_static(module, kind, static, settings)
 
-#: Numbers of executables for one graph that are worth a word.
-_MANY = (16, 64, 256)
-#: Combinations of sizes that ``dynamic_shapes="auto"`` gives executables of their own: the batch
-#: and the last one, in training and in evaluation, are no more.
-_EXACT = 4
-
-
-class _Specializer:
-    """Serves a graph with symbolic sizes: one executable for each combination of sizes seen."""
-
-    def __init__(
-        self, module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
-    ) -> None:
-        self._module = module
-        self._kind = kind
-        self._static = static
-        self._settings = settings
-        self._table: collections.OrderedDict[Any, Runner] = collections.OrderedDict()
-        self._lock = threading.RLock()
-        self._made = 0
-
-    def __call__(self, args: list[Any]) -> Any:
-        runner = self._kept(call_key(args), lambda: self._compiled(specialize(self._module, args)))
-        return runner(args)
-
-    def _compiled(self, module: fx.GraphModule) -> Runner:
-        return _compile_static(module, self._kind, self._static, self._settings)
-
-    def _kept(self, key: Any, make: Callable[[], Runner]) -> Runner:
-        """The executable of ``key``, which ``make`` compiles."""
-        with self._lock:
-            runner = self._table.get(key)
-            if runner is None:
-                runner = make()
-                count("specializations")
-                self._table[key] = runner
-                self._made += 1
-                if self._made in _MANY:
-                    logs.many_specializations(self._kind, self._made, self._settings)
-                while len(self._table) > self._settings.max_specializations:
-                    self._table.popitem(last=False)
-            self._table.move_to_end(key)
-            return runner
-
-
-class _Bucketer(_Specializer):
-    """Serves it by executables of padded sizes, where each operator is known to bear that.
-
-    With ``dynamic_shapes="auto"``, the first combinations of sizes get executables of their own,
-    which cost neither copies nor more than the real computation.
-    """
-
-    def __init__(
-        self, module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
-    ) -> None:
-        super().__init__(module, kind, static, settings)
-        self._sizes = Sizes(module, settings.buckets)
-        self._exact = 0 if settings.dynamic_shapes == "bucket" else _EXACT
-
-    def __call__(self, args: list[Any]) -> Any:
-        runner = None if self._sizes.hopeless else self._padded(args)
-        return super().__call__(args) if runner is None else runner(args)
-
-    def _padded(self, args: list[Any]) -> Runner | None:
-        """The padded executable for a call; ``None`` where its sizes get one of their own."""
-        with self._lock:
-            padded = self._sizes.padded(self._sizes.of(args))
-            if padded is None or self._has_own(args):
-                return None
-            exact = self._sizes.exact(args, padded)
-            try:
-                key = self._sizes.key(args, padded)
-                return self._kept(key, lambda: self._pad(args, padded, exact))
-            except CannotPad as error:
-                logs.log.info("%s graph: sizes are specialized: %s", self._kind, error)
-                note_unpadded(str(error))
-                self._sizes.refuse(padded)
-                return None
-
-    def _has_own(self, args: list[Any]) -> bool:
-        """Whether these sizes have an executable of their own, or shall get one."""
-        return self._exact > 0 and (self._made < self._exact or call_key(args) in self._table)
-
-    def _pad(self, args: list[Any], padded: Mapping[Any, int], exact: Mapping[Any, int]) -> Runner:
-        sizes, found = self._sizes, pad_graph(self._module, args, padded, exact)
-        runner = self._compiled(found.module)
-        pad, cut = sizes.padder(found.padding), sizes.cutter(found.splits)
-        count("padded")
-
-        def run(args: list[Any]) -> Any:
-            real, returned = sizes.of(args), sizes.returned(args)
-            inputs = pad(args)
-            args.clear()
-            return cut(runner(inputs), real, returned)
-
-        return run
+    server = Specializer if settings.dynamic_shapes == "specialize" else Bucketer
+    return server(module, kind, settings, compiled)
 
 
 def _compile_static(
@@ -503,7 +402,7 @@ def _explain_strict(eager: Mapping[fx.Node, str]) -> str:
             line = user_line(node)
             lines.append(f"  {signature(node)}: {reason}" + (f" (at {line})" if line else ""))
     lines.append(
-        "Register a lowering with neuron_compile.lowering.lowers(op), rewrite the line with "
+        "Register a lowering with neuron_compile.register_lowering, rewrite the line with "
         "supported operators, or unset fullgraph_on_device to run these in eager PyTorch."
     )
     return "\n".join(lines)

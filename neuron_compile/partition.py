@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .lowering import why_unsupported
 from .lowering.registry import lookup
-from .torch_internals import copied, symbolic, symbols
+from .torch_internals import copied, free_symbols, symbolic
 
 #: What the names of partitions begin with whose sizes are known when they are called.
 LATE = "late_"
@@ -93,8 +93,8 @@ def _why_not(node: fx.Node) -> str | None:
         return "a tensor on device meta has no data"
     if not _has_symbols(node):
         return why_unsupported(node)
-    known = set().union(*(symbols(each.meta.get("val")) for each in node.all_input_nodes), ())
-    if not symbols(node.meta.get("val")) <= known:
+    known = set().union(*(free_symbols(each.meta.get("val")) for each in node.all_input_nodes), ())
+    if not free_symbols(node.meta.get("val")) <= known:
         return "a number or a size in its result depends on the values of a tensor"
     # What else there may be against it is asked when the sizes are known.
     supported = node.target is operator.getitem or lookup(node.target) is not None

@@ -226,17 +226,6 @@ def _layout(value: Any) -> tuple[Any, ...]:
     return (*value.shape, *strides)
 
 
-def symbols(values: Any) -> set[Any]:
-    """The symbols in numbers among ``values`` and in layouts of tensors."""
-    return {
-        symbol
-        for value in pytree.tree_leaves(values)
-        for number in _layout(value)
-        if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
-        for symbol in number.node.expr.free_symbols
-    }
-
-
 def size_expression(size: Any) -> Any:
     """A size as an int, or as a sympy expression in a graph's symbols."""
     if not isinstance(size, torch.SymInt):
