@@ -102,7 +102,8 @@ def _index_tensor(b: Builder, node: fx.Node, x: fx.Node, indices: Sequence[Any])
 # that, the first of them is found, which is no garbage.
 
 
-def _bounds(dtype: torch.dtype) -> tuple[Any, Any]:
+def bounds(dtype: torch.dtype) -> tuple[Any, Any]:
+    """The lowest and the highest number of a dtype."""
     if dtype is torch.bool:
         return False, True
     if dtype.is_floating_point:
@@ -118,7 +119,7 @@ def _extreme(which: int) -> Rule:
         axes = range(len(dims)) if dim is None else [dim % len(dims)] if dims else []
         if dim is None and any(map(is_loose, dims[1:])):
             raise CannotPad("a position among all elements of a padded tensor")
-        x = b.masked(x, axes, _bounds(x.meta["val"].dtype)[which])
+        x = b.masked(x, axes, bounds(x.meta["val"].dtype)[which])
         kept = [(p not in axes, own) for p, own in enumerate(dims)]
         made = tuple(own if far else _ONE for far, own in kept if far or keepdim)
         both = (made, made) if isinstance(node.meta["val"], tuple | list) else made

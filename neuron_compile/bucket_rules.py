@@ -15,7 +15,6 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from . import bucket_indexing  # noqa: F401 - registers its rules
 from .bucket import (
     Builder,
     CannotPad,
@@ -32,6 +31,7 @@ from .bucket import (
     tidy,
 )
 from .bucket_gradients import attention_mask
+from .bucket_indexing import bounds
 
 aten = torch.ops.aten
 
@@ -312,18 +312,6 @@ def _reduced(dims: Dims, axes: Sequence[int], keepdim: bool) -> Dims:
     return tuple(d for axis, d in enumerate(kept) if keepdim or axis not in axes)
 
 
-def _lowest(dtype: torch.dtype) -> float | int | bool:
-    if dtype is torch.bool:
-        return False
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def _highest(dtype: torch.dtype) -> float | int | bool:
-    if dtype is torch.bool:
-        return True
-    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
-
-
 def _reduction(neutral: Callable[[torch.dtype], Any]) -> Rule:
     def padded_rule(
         b: Builder,
@@ -345,8 +333,8 @@ def _reduction(neutral: Callable[[torch.dtype], Any]) -> Rule:
 for _ops, _neutral in (
     ((aten.sum.default, aten.sum.dim_IntList, aten.any.default, aten.any.dim), lambda _: 0),
     ((aten.prod.default, aten.prod.dim_int, aten.all.default, aten.all.dim), lambda _: 1),
-    ((aten.amax.default, aten.max.default), _lowest),
-    ((aten.amin.default, aten.min.default), _highest),
+    ((aten.amax.default, aten.max.default), lambda dtype: bounds(dtype)[0]),
+    ((aten.amin.default, aten.min.default), lambda dtype: bounds(dtype)[1]),
 ):
     rule(*_ops)(_reduction(_neutral))
 

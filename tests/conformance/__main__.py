@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..progress import progress_bar
 from . import page
 from .catalog import DTYPES, Case, cases
 
@@ -127,13 +127,7 @@ def run(keys: Sequence[str], path: Path, limit: int, jobs: int, console: Console
     waiting = collections.deque(keys)
     lock = threading.Lock()
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with path.open("a") as file, Progress(*columns, console=console) as progress:
+    with path.open("a") as file, progress_bar(console) as progress:
         task = progress.add_task("conformance", total=len(waiting))
 
         def work() -> None:

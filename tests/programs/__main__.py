@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..progress import progress_bar
 from .check import DEVICE, FAILED, FALLBACK, REFUSED, UPSTREAM
 
 RESULTS = Path(__file__).parent / "results"
@@ -90,13 +90,7 @@ def run(
         waiting.put(part)
     lock = threading.Lock()
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with path.open("a") as file, Progress(*columns, console=console) as progress:
+    with path.open("a") as file, progress_bar(console) as progress:
         task = progress.add_task("programs", total=PART * len(parts))
 
         def work() -> None:
