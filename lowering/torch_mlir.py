@@ -177,6 +177,8 @@ def lower_to_stablehlo(graph: fx.Graph, splicer: Splicer, capture_torch: bool) -
             _run(pipeline, module)
     phases["torch_mlir"] = time.perf_counter() - started
     stablehlo = module.operation.get_asm(enable_debug_info=False)
+    # The one operation of another dialect that is left; portable modules have none.
+    stablehlo = stablehlo.replace(" arith.constant dense", " stablehlo.constant dense")
     checks = tuple(check for checks in imported.checks for check in checks)
     return StableHlo(stablehlo, text, phases, len(imported.calls), checks)
 

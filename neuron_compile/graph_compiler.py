@@ -219,11 +219,11 @@ def _compile_partition(
     count("compilations")
     counts["partitions"] += 1
     counts["vendor_kernels"] += neff.vendor_kernels
-    logs.artifacts(boundary.module, lowered, neff, settings.dump_dir)
     checks = _checks(boundary.module, lowered)
     executor = Executor(
         neff, dataclasses.replace(boundary.signature, checks=checks), boundary.constants
     )
+    logs.artifacts(boundary, lowered, executor, settings.dump_dir)
     return _entry(executor, numbers)
 
 

@@ -15,11 +15,11 @@ import os
 from pathlib import Path
 
 import torch._logging
-from torch import fx
 from torch._logging import _internal
 
+from .classify import Boundary
 from .lowering import LoweredModule
-from .runtime import Neff
+from .runtime import Executor, NeffError, save
 from .settings import Settings
 
 ARTIFACTS = {
@@ -89,12 +89,12 @@ def wants_torch_dialect() -> bool:
 
 
 def artifacts(
-    module: fx.GraphModule, lowered: LoweredModule, neff: Neff, dump_dir: str | None
+    boundary: Boundary, lowered: LoweredModule, executor: Executor, dump_dir: str | None
 ) -> None:
     """Log and dump what a partition went through."""
-    number = next(_numbers)
+    number, neff = next(_numbers), executor.neff
     makers = {
-        "neuron_fx": lambda: module.print_readable(print_output=False),
+        "neuron_fx": lambda: boundary.module.print_readable(print_output=False),
         "neuron_torch": lambda: lowered.torch_dialect,
         "neuron_stablehlo": lambda: lowered.stablehlo,
         "neuron_hlo": neff.optimized_hlo,
@@ -109,3 +109,9 @@ def artifacts(
             folder.mkdir(parents=True, exist_ok=True)
             file = f"{number:04d}_{name.removeprefix('neuron_')}.{suffixes.get(name, 'mlir')}"
             (folder / file).write_text(make())
+    if dump_dir is not None:
+        path = Path(dump_dir) / f"{number:04d}.neff"
+        try:
+            save(path, neff, executor.signature, boundary.constants)
+        except NeffError as error:
+            log.warning("partition %d has no NEFF file: %s", number, error)

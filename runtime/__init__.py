@@ -1,7 +1,8 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
 from .executor import Executor, draw_seed, results_plan
-from .neff import Neff, compile_stablehlo
+from .neff import Loaded, Neff, compile_stablehlo, contents, load, save, stablehlo_text
+from .neff_file import NeffError, NeffFile, read
 from .pjrt import forked, open_platform, platforms
 from .types import (
     ArgumentSpec,
@@ -19,16 +20,24 @@ __all__ = [
     "Check",
     "CompilerOptions",
     "Executor",
+    "Loaded",
     "Neff",
+    "NeffError",
+    "NeffFile",
     "PlatformError",
     "ResultSpec",
     "RuntimeCompileError",
     "Signature",
     "View",
     "compile_stablehlo",
+    "contents",
     "draw_seed",
     "forked",
+    "load",
     "open_platform",
     "platforms",
+    "read",
     "results_plan",
+    "save",
+    "stablehlo_text",
 ]

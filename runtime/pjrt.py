@@ -19,6 +19,7 @@ from jax._src import xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 from .torch_memory import from_dlpack, to_dlpack
 from .types import PlatformError, RuntimeCompileError
@@ -141,6 +142,51 @@ def compile_module(module: Any, platform: str, xla_options: Sequence[tuple[str, 
             return client(platform).compile_and_load(module, _jax.DeviceList((target,)), options)
     except (_jax.JaxRuntimeError, ir.MLIRError, TypeError) as error:
         raise RuntimeCompileError(f"XLA ({platform}) refused the module: {error}") from error
+
+
+def portable(stablehlo: str) -> bytes:
+    """A module in the form that jaxlibs of the next and of the last months read."""
+    requirement = stablehlo_dialect.StablehloCompatibilityRequirement.WEEK_12
+    version = stablehlo_dialect.get_version_from_compatibility_requirement(requirement)
+    module = parse_module(stablehlo)
+    with module.context:
+        # Mixed: operations of CHLO, such as ``erf``, stay what they are.
+        return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
+
+
+def from_portable(data: bytes) -> str:
+    """The text of a module in portable form.
+
+    Raises:
+        RuntimeCompileError: if it is none, or of a version that this jaxlib does not read.
+    """
+    with jax_mlir.make_ir_context() as context:
+        try:
+            return str(stablehlo_dialect.deserialize_portable_artifact(context, data))
+        except (ir.MLIRError, ValueError, TypeError, RuntimeError) as error:
+            raise RuntimeCompileError(f"no portable StableHLO: {error}") from error
+
+
+def serialize(executable: Any) -> bytes | None:
+    """An executable as bytes; ``None`` where the platform cannot."""
+    try:
+        return bytes(executable.serialize())
+    except _jax.JaxRuntimeError:
+        return None
+
+
+def deserialize(data: bytes, platform: str) -> Any:
+    """Load an executable, which is machine code, on the platform's first device.
+
+    Raises:
+        RuntimeCompileError: with XLA's message.
+    """
+    try:
+        return client(platform).deserialize_executable(
+            data, _jax.DeviceList((device(platform),)), xla_client.CompileOptions()
+        )
+    except (_jax.JaxRuntimeError, TypeError) as error:
+        raise RuntimeCompileError(f"XLA ({platform}) refused the executable: {error}") from error
 
 
 def optimized_hlo(executable: Any) -> str:

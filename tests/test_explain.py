@@ -242,11 +242,11 @@ def test_dump_dir(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     x = torch.randn(3, requires_grad=True)
     neuron(lambda x: x.sin() + 1, options={"dump_dir": folder})(x).sum().backward()
-    files = sorted(path.name.split("_", 1)[1] for path in folder.iterdir())
-    assert files == sorted(2 * ["fx.py", "hlo.txt", "stablehlo.mlir", "torch.mlir"])
-    numbers = {path.name.split("_")[0] for path in folder.iterdir()}
+    files = sorted(path.name[4:] for path in folder.iterdir())
+    assert files == sorted(2 * ["_fx.py", "_hlo.txt", "_stablehlo.mlir", "_torch.mlir", ".neff"])
+    numbers = {path.name[:4] for path in folder.iterdir()}
     assert len(numbers) == 2
-    texts = {path.name.split("_", 1)[1]: path.read_text() for path in sorted(folder.iterdir())}
+    texts = {path.name.split("_", 1)[1]: path.read_text() for path in sorted(folder.glob("*_*"))}
     assert "torch.ops.aten" in texts["fx.py"]
     assert "stablehlo." in texts["stablehlo.mlir"]
     assert "torch.aten" in texts["torch.mlir"]
@@ -256,4 +256,4 @@ def test_dump_dir(tmp_path: Path) -> None:
 def test_dump_dir_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_COMPILE_DUMP_DIR", str(tmp_path))
     neuron(lambda x: x + 1)(torch.ones(3))
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 5

@@ -30,7 +30,7 @@ def printed() -> dict[str, str]:
         torch._dynamo.reset()
         compiled = torch.compile(example, backend="neuron", options={"dump_dir": folder})
         compiled(torch.randn(2, 8), torch.randn(4, 8), torch.randn(4))
-        files = sorted(Path(folder).iterdir())
+        files = sorted(Path(folder).glob("*_*"))
         return {file.stem.split("_", 1)[1]: _tidy(file.read_text()) for file in files}
 
 

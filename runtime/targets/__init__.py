@@ -14,6 +14,9 @@ class Target(Protocol):
     def prepare(self, module: Any, options: CompilerOptions) -> int:
         """Replace composites with kernels; returns how many were replaced."""
 
+    def register(self) -> None:
+        """Register what executables of this target call, before one is loaded from a file."""
+
     def xla_options(self) -> tuple[tuple[str, Any], ...]:
         """The target's ``(flag, value)`` pairs; the user's come after and win."""
 
@@ -23,6 +26,9 @@ class _Plain:
 
     def prepare(self, module: Any, options: CompilerOptions) -> int:
         return 0
+
+    def register(self) -> None:
+        pass
 
     def xla_options(self) -> tuple[tuple[str, Any], ...]:
         return ()

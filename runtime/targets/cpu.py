@@ -30,6 +30,11 @@ class CpuTarget:
         denormals.keep(module)
         return replaced
 
+    def register(self) -> None:
+        """Register the handlers of kernels and of the call that keeps denormals."""
+        _register()
+        denormals.register()
+
     def xla_options(self) -> tuple[tuple[str, Any], ...]:
         """Options without which XLA:CPU's values differ from ATen's."""
         return (

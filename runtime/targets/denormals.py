@@ -31,7 +31,7 @@ _cleared_pools: list[int] = []  # the sizes of those done: one, since our client
 
 def keep(module: Any) -> None:
     """Let ``main`` of a StableHLO module, changed in place, clear the flags before all else."""
-    _register()
+    register()
     with module.context, ir.Location.unknown():
         body = next(
             operation
@@ -90,7 +90,7 @@ def _add_main(module: Any, types: Any, token: Any) -> None:
 
 
 @functools.cache
-def _register() -> None:
+def register() -> None:
     ffi.register_function(_TARGET_NAME, _clear, "cpu")
 
 
