@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,9 +13,12 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
 
+from .classify import dense_permutation
 from .lowering import why_unsupported
 from .lowering.registry import lookup
 from .torch_internals import copied, free_symbols, symbolic
+
+aten = torch.ops.aten
 
 #: What the names of partitions begin with whose sizes are known when they are called.
 LATE = "late_"
@@ -84,7 +88,23 @@ def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.N
         reason = reason or refused.get(node.name) or _why_not(node)
         if reason is not None:
             eager[node] = reason
+    for node in [node for node in eager if node.target in _OVER_GAPS]:
+        _keep_gaps(node.args[0], eager)
     return eager
+
+
+#: Where these stay in eager, they may look at what lies between the elements of their operand.
+_OVER_GAPS = (aten.as_strided.default, torch.ops.prims.as_strided_scatter.default)
+
+
+def _keep_gaps(node: Any, eager: dict[fx.Node, str]) -> None:
+    """Leave to ATen what made a tensor with gaps: a scatter into one keeps what is in them."""
+    while isinstance(node, fx.Node) and is_operator(node):
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and dense_permutation(value) is not None:
+            return
+        eager.setdefault(node, "the memory between its elements is looked at")
+        node = node.args[0]
 
 
 def _why_not(node: fx.Node) -> str | None:
@@ -110,11 +130,11 @@ def _has_symbols(node: fx.Node) -> bool:
 _OF_NUMBERS = frozenset(
     {
         operator.getitem,
-        torch.ops.aten._assert_scalar.default,
-        torch.ops.aten.sym_numel.default,
-        torch.ops.aten.sym_size.int,
-        torch.ops.aten.sym_storage_offset.default,
-        torch.ops.aten.sym_stride.int,
+        aten._assert_scalar.default,
+        aten.sym_numel.default,
+        aten.sym_size.int,
+        aten.sym_storage_offset.default,
+        aten.sym_stride.int,
     }
 )
 

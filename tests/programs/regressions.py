@@ -55,4 +55,17 @@ REGRESSIONS = {
         ),
         "the partitioner saved the input, the forward changed it, and the backward was refused",
     ),
+    "what_lies_between_the_elements": Regression(
+        parsed(
+            "plain",
+            """
+            v3 = x0.select(-3, 3)
+            v7 = x0.as_strided((2, 3), (0, 1), 1)
+            v3.mT.mul_(1)
+            return (v7, )
+            """,
+            Input((4, 4, 4), dtype=torch.int32, layout="stepped"),
+        ),
+        "as_strided, in eager, looked between the elements of a tensor that the device had made",
+    ),
 }

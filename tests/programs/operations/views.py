@@ -157,8 +157,9 @@ def piece(pool: Pool) -> Code:
 @operation
 def view_as_another_dtype(pool: Pool) -> Code:
     a = pool.pick(pool.exact, ranked(1), full, lambda value: not value.tensor.requires_grad)
-    to = {torch.bool: "uint8", torch.uint8: "bool", torch.int8: "uint8", torch.int64: "int32"}
-    if a.tensor.dtype not in to or a.tensor.dtype == torch.uint8:
+    # Not of bool: what a write through the view leaves may be no bool, and undefined.
+    to = {torch.int8: "uint8", torch.int64: "int32"}
+    if a.tensor.dtype not in to:
         raise Unavailable
     return Code(f"{{0}}.view(torch.{to[a.tensor.dtype]})", (a,))
 
