@@ -437,7 +437,10 @@ torch_mlir_lowers(
 
 
 def _same_values(node: fx.Node) -> bool:
-    """``where`` with a boolean condition and two non-empty tensors of one full float dtype."""
+    """``where`` with a boolean condition and two non-empty tensors of one full float dtype.
+
+    One has the result's shape: Torch-MLIR takes ``where(c, x, x)`` for ``x``, though it be smaller.
+    """
     condition, *values = node.all_input_nodes
     if len(values) != 2 or len(node.all_input_nodes) != 3:
         return False
@@ -447,6 +450,7 @@ def _same_values(node: fx.Node) -> bool:
         and len(dtypes) == 1
         and dtypes <= {torch.float32, torch.float64}
         and all(0 not in item.meta["val"].shape for item in (condition, *values, node))
+        and any(value.meta["val"].shape == node.meta["val"].shape for value in values)
     )
 
 

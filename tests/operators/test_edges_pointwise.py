@@ -509,6 +509,13 @@ def test_prelu() -> None:
     check(F.prelu, x, torch.tensor([0.25, -1.0, 0.0], requires_grad=True), grad=True)
 
 
+def test_where_between_equal_tensors_that_are_smaller() -> None:
+    def function(c: Any, x: Any) -> Any:
+        return torch.where(c, x, x), torch.where(c, x, x.view(-1)), torch.where(c, x, x + 1)
+
+    check(function, torch.rand(4, 3) > 0.5, torch.randn(1))
+
+
 def test_where_with_mixed_dtypes() -> None:
     condition = torch.tensor([True, False, True])
     check(
