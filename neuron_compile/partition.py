@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 from collections.abc import Container, Mapping
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from .classify import dense_permutation
 from .lowering import why_unsupported
 from .lowering.registry import lookup
-from .torch_internals import copied, free_symbols, symbolic
+from .torch_internals import copied, free_symbols, memory, symbolic
 
 aten = torch.ops.aten
 
@@ -90,7 +91,30 @@ def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.N
             eager[node] = reason
     for node in [node for node in eager if node.target in _OVER_GAPS]:
         _keep_gaps(node.args[0], eager)
+    for node in _shared_gaps(module):
+        eager.setdefault(node, "results share the memory of a tensor with gaps")
     return eager
+
+
+def _shared_gaps(module: fx.GraphModule) -> list[fx.Node]:
+    """What makes results that share memory with gaps: a result of the device has none to share."""
+    made = [node for node in module.graph.nodes if _is_made(node)]
+    given = {memory(node) for node in module.graph.find_nodes(op="placeholder")}
+    first = {memory(node): node for node in reversed(made)}
+    results = set(pytree.tree_leaves(module.graph.output_node().args)) & set(made)
+    counts = collections.Counter(memory(node) for node in results)
+    shared = {place for place, count in counts.items() if count > 1 and place not in given}
+    wanted = {place for place in shared if _has_gaps(first[place])}
+    return [node for node in made if memory(node) in wanted]
+
+
+def _has_gaps(node: fx.Node) -> bool:
+    return not _has_symbols(node) and dense_permutation(node.meta["val"]) is None
+
+
+def _is_made(node: Any) -> bool:
+    made = isinstance(node, fx.Node) and node.op == "call_function" and is_operator(node)
+    return made and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 #: Where these stay in eager, they may look at what lies between the elements of their operand.
@@ -99,10 +123,7 @@ _OVER_GAPS = (aten.as_strided.default, torch.ops.prims.as_strided_scatter.defaul
 
 def _keep_gaps(node: Any, eager: dict[fx.Node, str]) -> None:
     """Leave to ATen what made a tensor with gaps: a scatter into one keeps what is in them."""
-    while isinstance(node, fx.Node) and is_operator(node):
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor) and dense_permutation(value) is not None:
-            return
+    while _is_made(node) and _has_gaps(node):
         eager.setdefault(node, "the memory between its elements is looked at")
         node = node.args[0]
 

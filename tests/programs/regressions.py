@@ -68,4 +68,16 @@ REGRESSIONS = {
         ),
         "as_strided, in eager, looked between the elements of a tensor that the device had made",
     ),
+    "results_that_share_memory_with_gaps": Regression(
+        parsed(
+            "plain",
+            """
+            v3 = torch.slice_scatter(x0, x0[1:] + x0[:1], 0, 1)
+            v4 = v3.squeeze(2)
+            return (v3, v4, )
+            """,
+            Input((4, 5, 1, 5), dtype=torch.bfloat16, layout="stepped"),
+        ),
+        "a view of a result that has gaps was a result of its own",
+    ),
 }
