@@ -76,23 +76,38 @@ def compile_graph(
         runner = compile_graph(scalars.module, kind, scalars.static, settings)
         return boxed(scalars.serve(runner))
     if has_symbols(module):
-        return boxed(serve(module, kind, static, settings))
+        # A gradient through a size that depends on data meets it again, in what ATen made.
+        return boxed(serve(module, kind, static, settings, nested=True))
     with outside_fake_mode():
         return boxed(_compile_static(module, kind, static, settings))
 
 
-def serve(module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings) -> Runner:
-    """A graph with symbolic sizes, which is compiled when it is called."""
+def serve(
+    module: fx.GraphModule,
+    kind: str,
+    static: frozenset[int],
+    settings: Settings,
+    *,
+    nested: bool,
+) -> Runner:
+    """A graph with symbolic sizes, which is compiled when it is called.
+
+    ``nested``: what still has sizes that depend on data then stays in eager.
+    """
 
     def compiled(module: fx.GraphModule) -> Runner:
-        return _compile_static(module, kind, static, settings)
+        return _compile_static(module, kind, static, settings, nested)
 
     server = Specializer if settings.dynamic_shapes == "specialize" else Bucketer
     return server(module, kind, settings, compiled)
 
 
 def _compile_static(
-    module: fx.GraphModule, kind: str, static: frozenset[int], settings: Settings
+    module: fx.GraphModule,
+    kind: str,
+    static: frozenset[int],
+    settings: Settings,
+    nested: bool = False,
 ) -> Runner:
     module = adopt(module)
     host = host_draws(module) if settings.eager_rng else HostDraws(module)
@@ -100,7 +115,7 @@ def _compile_static(
     while True:
         seconds: collections.Counter[str] = collections.Counter()
         try:
-            runner = _compile_partitioned(host, kind, static, settings, refused, seconds)
+            runner = _compile_partitioned(host, kind, static, settings, refused, seconds, nested)
         except _Refused as error:
             count("refusals")
             refused.update(error.reasons)
@@ -125,14 +140,15 @@ def _compile_partitioned(
     settings: Settings,
     refused: Mapping[str, str],
     seconds: collections.Counter[str],
+    nested: bool,
 ) -> Runner:
     started = time.perf_counter()
     module = host.module
-    eager = eager_nodes(module, refused)
+    eager = eager_nodes(module, refused, nested)
     missing = {node: why for node, why in eager.items() if why != REASON}
     if missing and settings.fullgraph_on_device:
         raise UnsupportedError(_explain_strict(missing))
-    parts = partition(module, refused)
+    parts = partition(module, refused, nested)
     seconds.update({"partition": time.perf_counter() - started})
     counts: collections.Counter[str] = collections.Counter()
     if parts.whole:
@@ -167,7 +183,7 @@ def _assemble(
         inner = getattr(parts.module, name)
         kept = frozenset(index for index, arg in enumerate(call.args) if arg in parameters)
         if name.startswith(LATE):
-            runner = serve(inner, kind, kept, settings)
+            runner = serve(inner, kind, kept, settings, nested=True)
         else:
             runner = _compile_partition(inner, kept, settings, seconds, counts)
         setattr(parts.module, name, _Partition(runner, _single_result(inner)))

@@ -45,7 +45,9 @@ class _Support(OperatorSupportBase):
         return node in self._supported
 
 
-def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned:
+def partition(
+    module: fx.GraphModule, refused: Mapping[str, str], nested: bool = False
+) -> Partitioned:
     """Partition ``module``, which is left as it is where everything is supported.
 
     Inputs have static sizes. What has a size that depends on data, but comes from operators that
@@ -53,8 +55,10 @@ def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned
 
     Args:
         refused: names of nodes that a compiler turned down, each with the reason.
+        nested: whether ``module`` is such a partition. What still has sizes that depend on data
+            then stays in eager: it would only be put off again.
     """
-    eager = eager_nodes(module, refused)
+    eager = eager_nodes(module, refused, nested)
     device = [node for node in module.graph.nodes if is_operator(node) and node not in eager]
     late = {node.name for node in device if _has_symbols(node)}
     numbers = any(
@@ -74,11 +78,12 @@ def partition(module: fx.GraphModule, refused: Mapping[str, str]) -> Partitioned
     return Partitioned(module, False, eager)
 
 
-def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.Node, str]:
-    """The operators that cannot run on the device, each with its reason.
+def eager_nodes(
+    module: fx.GraphModule, refused: Mapping[str, str], nested: bool = False
+) -> dict[fx.Node, str]:
+    """The operators that cannot run on the device, each with its reason; see :func:`partition`.
 
-    ``refused`` names nodes that a compiler turned down. A getitem goes with its tuple; numbers
-    are no operators.
+    A getitem goes with its tuple; numbers are no operators.
     """
     eager: dict[fx.Node, str] = {}
     for node in module.graph.nodes:
@@ -86,7 +91,7 @@ def eager_nodes(module: fx.GraphModule, refused: Mapping[str, str]) -> dict[fx.N
             continue
         source = node.args[0] if node.target is operator.getitem else None
         reason = eager.get(source) if isinstance(source, fx.Node) else None
-        reason = reason or refused.get(node.name) or _why_not(node)
+        reason = reason or refused.get(node.name) or _why_not(node, nested)
         if reason is not None:
             eager[node] = reason
     for node in [node for node in eager if node.target in _OVER_GAPS]:
@@ -128,14 +133,14 @@ def _keep_gaps(node: Any, eager: dict[fx.Node, str]) -> None:
         node = node.args[0]
 
 
-def _why_not(node: fx.Node) -> str | None:
+def _why_not(node: fx.Node, nested: bool) -> str | None:
     values = pytree.tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
     if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):
         return "a tensor on device meta has no data"
     if not _has_symbols(node):
         return why_unsupported(node)
     known = set().union(*(free_symbols(each.meta.get("val")) for each in node.all_input_nodes), ())
-    if not free_symbols(node.meta.get("val")) <= known:
+    if nested or not free_symbols(node.meta.get("val")) <= known:
         return "a number or a size in its result depends on the values of a tensor"
     # What else there may be against it is asked when the sizes are known.
     supported = node.target is operator.getitem or lookup(node.target) is not None
