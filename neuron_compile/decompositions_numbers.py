@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._inductor.inductor_prims  # registers prims.fma, into which Dynamo turns addcmul
+
+from .torch_internals import fma
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -118,7 +119,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.clamp_min.default: _with_tensors(torch.clamp_min),
     aten.full.default: _full(torch.ones),
     aten.full_like.default: _full(torch.ones_like),
-    torch.ops.prims.fma.default: _fma,
+    fma: _fma,
     aten.lerp.Scalar: _with_tensors(torch.lerp),
     aten.pow.Scalar: _with_tensors(torch.pow),
     aten.pow.Tensor_Scalar: _with_tensors(torch.pow),

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._inductor.inductor_prims  # registers prims.fma
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
@@ -41,6 +42,9 @@ from .lowering.functional import Place
 
 #: Wraps an operator with an effect: its first argument and result are tokens.
 with_effects = torch.ops.higher_order.with_effects
+
+#: Into this Dynamo turns ``addcmul``.
+fma = torch.ops.prims.fma.default
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
