@@ -1,7 +1,20 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
+from .cache import CacheError, Entry, NeffCache, warn_once
 from .executor import Executor, draw_seed, results_plan
-from .neff import Loaded, Neff, compile_stablehlo, contents, load, save, stablehlo_text
+from .neff import (
+    Loaded,
+    Neff,
+    as_file,
+    compile_stablehlo,
+    contents,
+    load,
+    loaded,
+    machine,
+    save,
+    stablehlo_text,
+    versions,
+)
 from .neff_file import NeffError, NeffFile, read
 from .pjrt import forked, open_platform, platforms
 from .types import (
@@ -17,11 +30,14 @@ from .types import (
 
 __all__ = [
     "ArgumentSpec",
+    "CacheError",
     "Check",
     "CompilerOptions",
+    "Entry",
     "Executor",
     "Loaded",
     "Neff",
+    "NeffCache",
     "NeffError",
     "NeffFile",
     "PlatformError",
@@ -29,15 +45,20 @@ __all__ = [
     "RuntimeCompileError",
     "Signature",
     "View",
+    "as_file",
     "compile_stablehlo",
     "contents",
     "draw_seed",
     "forked",
     "load",
+    "loaded",
+    "machine",
     "open_platform",
     "platforms",
     "read",
     "results_plan",
     "save",
     "stablehlo_text",
+    "versions",
+    "warn_once",
 ]
