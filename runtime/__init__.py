@@ -15,7 +15,7 @@ from .neff import (
     stablehlo_text,
     versions,
 )
-from .neff_file import NeffError, NeffFile, read
+from .neff_file import NeffError, NeffFile, pack, read, unpack
 from .pjrt import forked, open_platform, platforms
 from .types import (
     ArgumentSpec,
@@ -54,11 +54,13 @@ __all__ = [
     "loaded",
     "machine",
     "open_platform",
+    "pack",
     "platforms",
     "read",
     "results_plan",
     "save",
     "stablehlo_text",
+    "unpack",
     "versions",
     "warn_once",
 ]
