@@ -1,0 +1,131 @@
+"""Caches across processes: warm starts, artifacts, processes that start together, killed writers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .support import in_fresh_interpreter
+
+#: A warm process may call neither compiler.
+NO_COMPILERS = """
+    from neuron_compile.lowering import lower
+    from neuron_compile.runtime import pjrt
+    def refuse(*args, **kwargs):
+        raise AssertionError("a compiler was called")
+    lower.__globals__["lower_to_stablehlo"] = pjrt.compile_module = refuse
+"""
+MODEL = """
+    import torch, neuron_compile
+    from torch._dynamo.utils import counters
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(4 * 36, 8), torch.nn.LayerNorm(8), torch.nn.GELU(),
+    )
+    x = torch.randn(2, 3, 8, 8)
+    wanted = model(x)
+    model(x).square().sum().backward()
+    gradient, model[0].weight.grad = model[0].weight.grad, None
+    run = torch.compile(model, backend="neuron")
+    found = run(x)
+    torch.testing.assert_close(found, wanted)
+    run(x).square().sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, gradient, rtol=1e-4, atol=1e-4)
+    report, aot = neuron_compile.report(), counters["aot_autograd"]
+    print(report.compilations, report.cache_hits, aot["autograd_cache_hit"])
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Caches of a test's own."""
+    return {
+        "NEURON_COMPILE_CACHE": "1",
+        "NEURON_COMPILE_CACHE_DIR": str(folder / "neff"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
+    }
+
+
+def test_a_second_process_calls_no_compiler(tmp_path: Path) -> None:
+    cold = in_fresh_interpreter(MODEL, environment(tmp_path))
+    assert cold.stdout.split() == ["2", "0", "0"]
+    warm = in_fresh_interpreter(NO_COMPILERS + MODEL, environment(tmp_path))
+    assert warm.stdout.split() == ["0", "2", "1"]
+
+
+def test_artifacts_carry_everything_to_another_machine_of_the_kind(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    save = f"""
+    data, info = torch.compiler.save_cache_artifacts()
+    assert len(info.artifacts["neuron_neff"]) == 2, info
+    open({str(bundle)!r}, "wb").write(data)
+    """
+    load = f"""
+    import torch, neuron_compile
+    torch.compiler.load_cache_artifacts(open({str(bundle)!r}, "rb").read())
+    """
+    in_fresh_interpreter(MODEL + save, environment(tmp_path / "here"))
+    there = environment(tmp_path / "there")
+    warm = in_fresh_interpreter(load + NO_COMPILERS + MODEL, there)
+    assert warm.stdout.split() == ["0", "2", "1"]
+    # What was loaded is in the caches there, for other processes.
+    warm = in_fresh_interpreter(NO_COMPILERS + MODEL, there)
+    assert warm.stdout.split() == ["0", "2", "1"]
+
+
+def test_lines_of_a_cached_graph_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
+    """The graphs in the cache were made when the user's file had other line numbers."""
+    script = tmp_path / "script.py"
+    text = (
+        "import torch, neuron_compile\n"
+        "def function(x, i):\n"
+        "    return x[i] * 2\n"
+        "run = torch.compile(function, backend='neuron')\n"
+        "run(torch.ones(3), torch.tensor([2]))\n"
+        "try:\n"
+        "    run(torch.ones(3), torch.tensor([3]))\n"
+        "except IndexError as error:\n"
+        "    print(error)\n"
+        "print(neuron_compile.report().compilations)\n"
+    )
+    run = f"import runpy; runpy.run_path({str(script)!r})"
+    for blank, compilations in ((0, "1"), (2, "0")):
+        script.write_text("\n" * blank + text)
+        result = in_fresh_interpreter(run, environment(tmp_path))
+        assert f"script.py:{3 + blank} in function" in result.stdout
+        assert result.stdout.split()[-1] == compilations
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_compile_each_graph_once(tmp_path: Path) -> None:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "NEURON"))}
+    program = "\n".join(line[4:] for line in MODEL.splitlines())
+    command = [sys.executable, "-c", program]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**variables, **environment(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(8)
+    ]
+    outputs = [process.communicate(timeout=600) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8, outputs
+    numbers = [list(map(int, out.split())) for out, _ in outputs]
+    assert sum(compilations for compilations, _, _ in numbers) == 2
+    assert sum(hits for _, hits, _ in numbers) == 14
+
+
+@pytest.mark.parametrize("trials", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_killed_writers_and_damage_never_give_wrong_entries(trials: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.cache_trials", str(tmp_path), "--trials", str(trials)]
+    folder = Path(__file__).parents[1]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{trials} trials, 0 problems" in result.stdout
