@@ -139,7 +139,8 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "xla_options": _flags,
 }
 
-_ENVIRONMENT = tuple(name for name in _VALIDATORS if name != "xla_options")
+#: Options with an environment variable, ``NEURON_COMPILE_<NAME>``.
+ENVIRONMENT = tuple(name for name in _VALIDATORS if name != "xla_options")
 
 
 def resolve(
@@ -154,7 +155,7 @@ def resolve(
     """
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
-    for name in _ENVIRONMENT:
+    for name in ENVIRONMENT:
         variable = f"NEURON_COMPILE_{name.upper()}"
         if variable in environment:
             values[name] = _VALIDATORS[name](variable, environment[variable])

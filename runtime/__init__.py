@@ -3,11 +3,12 @@
 from .executor import Executor, draw_seed, results_plan
 from .neff import Loaded, Neff, compile_stablehlo, contents, load, save, stablehlo_text
 from .neff_file import NeffError, NeffFile, read
-from .pjrt import forked, open_platform, platforms
+from .pjrt import devices, forked, host_threads, open_platform, platform_errors, platforms
 from .types import (
     ArgumentSpec,
     Check,
     CompilerOptions,
+    Device,
     PlatformError,
     ResultSpec,
     RuntimeCompileError,
@@ -19,6 +20,7 @@ __all__ = [
     "ArgumentSpec",
     "Check",
     "CompilerOptions",
+    "Device",
     "Executor",
     "Loaded",
     "Neff",
@@ -31,10 +33,13 @@ __all__ = [
     "View",
     "compile_stablehlo",
     "contents",
+    "devices",
     "draw_seed",
     "forked",
+    "host_threads",
     "load",
     "open_platform",
+    "platform_errors",
     "platforms",
     "read",
     "results_plan",
