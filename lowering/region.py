@@ -47,7 +47,7 @@ class Region:
     @functools.cached_property
     def key(self) -> str:
         """A name that two regions share only if they compute the same."""
-        text = [self.op.name(), *(line for graph in self.graphs for line in _lines(graph))]
+        text = [self.op.name(), *(str(line) for graph in self.graphs for line in lines(graph))]
         return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
     def graph(self, marked: str) -> fx.GraphModule:
@@ -84,18 +84,40 @@ def held(module: torch.nn.Module, path: Any) -> Any:
     return value
 
 
-def _lines(graph: fx.GraphModule) -> Iterator[str]:
-    names: dict[fx.Node, str] = {}
+class _Reference:
+    """Stands for a node in printed arguments, where no string can be taken for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def lines(graph: fx.GraphModule) -> Iterator[tuple[str, str]]:
+    """What a graph computes, node by node: the call, and the layouts of what comes out.
+
+    Two graphs with the same lines compute the same from the same inputs, whatever the names of
+    their nodes.
+    """
+    names: dict[fx.Node, _Reference] = {}
     for index, node in enumerate(graph.graph.nodes):
-        names[node] = f"%{index}"
-        target: Any = node.target if node.op == "call_function" else ""
+        names[node] = _Reference(f"%{index}")
+        target: Any = _called(node.target) if node.op == "call_function" else ""
         if node.op == "get_attr":
             target = _constant(held(graph, node.target))
-        if isinstance(target, Region):
-            target = target.key
-        arguments = fx.map_arg((node.args, node.kwargs), names.__getitem__)
+        arguments: Any = fx.map_arg((node.args, node.kwargs), names.__getitem__)  # type: ignore[arg-type]
         values = [_layout(leaf) for leaf in pytree.tree_leaves(node.meta.get("val"))]
-        yield f"{names[node]} {node.op} {target} {arguments} {values}"
+        yield f"%{index} {node.op} {target} {arguments}", str(values)
+
+
+def _called(target: Any) -> str:
+    if isinstance(target, Region):
+        return f"region {target.key}"
+    # Stands for an operator as another call of it.
+    if dataclasses.is_dataclass(target):
+        return f"{type(target).__name__} {target!r}"
+    return str(target)
 
 
 def _constant(value: torch.Tensor) -> str:
@@ -105,7 +127,8 @@ def _constant(value: torch.Tensor) -> str:
 
 def _layout(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return (leaf.dtype, tuple(leaf.shape), tuple(leaf.stride()))
+        lazy = (leaf.is_conj(), leaf.is_neg())
+        return (leaf.dtype, tuple(leaf.shape), tuple(leaf.stride()), *(lazy if any(lazy) else ()))
     return leaf
 
 

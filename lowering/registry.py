@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ class Lowering:
     """How one operator overload is lowered.
 
     ``refuse`` returns why a node cannot take any road, or ``None``. ``random`` operators get a
-    seed as ``ctx.seed``.
+    seed as ``ctx.seed``. ``foreign`` ones are not of this package, so that its version does not
+    tell what they do.
     """
 
     op: Any
@@ -46,11 +47,14 @@ class Lowering:
     stock: Predicate | None = None
     refuse: Validator | None = None
     random: bool = False
+    foreign: bool = False
 
 
 _REGISTRY: dict[Any, Lowering] = {}
 #: Calls (see ``_call``) that Torch-MLIR or a lowering turned out to refuse in this process.
 _REFUSED: dict[str, str] = {}
+#: Those of them that hold in other processes: lowerings of the user's own may change.
+_LASTING: set[str] = set()
 #: Operators that may have float8 operands and results, and for which nodes.
 _FLOAT8: dict[Any, Predicate] = {}
 _registered: list[Any] = []
@@ -70,7 +74,10 @@ def _register(op: Any, **fields: Any) -> None:
 
 
 def lowers(
-    *ops: Any, refuse: Validator | None = None, random: bool = False
+    *ops: Any,
+    refuse: Validator | None = None,
+    random: bool = False,
+    foreign: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function over ``jax.numpy`` as the lowering of ``ops``.
 
@@ -80,7 +87,7 @@ def lowers(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
-            _register(op, function=function, refuse=refuse, random=random)
+            _register(op, function=function, refuse=refuse, random=random, foreign=foreign)
         return function
 
     return decorate
@@ -115,6 +122,14 @@ def lookup(op: Any) -> Lowering | None:
     inner = (lookup(node.target) for node in inner_nodes(op))
     random = any(found is not None and found.random for found in inner)
     return entry and dataclasses.replace(entry, random=random)
+
+
+def foreign(node: fx.Node) -> bool:
+    """Whether a node is lowered, or one in its graphs, by a function not of this package."""
+    found = region(node)
+    inner = [] if found is None else [inner.target for inner in inner_nodes(found)]
+    entries = map(lookup, (called(node), *inner))
+    return any(entry is not None and entry.foreign for entry in entries)
 
 
 def called(node: fx.Node) -> Any:
@@ -250,7 +265,10 @@ def remember_refusal(node: fx.Node, reason: str) -> None:
     """
     entry = lookup(called(node))
     spliced = entry is not None and entry.function is not None and takes_stock(node)
-    _REFUSED[f"stock {_call(node)}" if spliced else _call(node)] = reason
+    call = f"stock {_call(node)}" if spliced else _call(node)
+    _REFUSED[call] = reason
+    if entry is None or not entry.foreign:
+        _LASTING.add(call)
 
 
 def refusals() -> int:
@@ -258,9 +276,21 @@ def refusals() -> int:
     return len(_REFUSED)
 
 
+def known_refusals() -> dict[str, str]:
+    """What :func:`remember_refusal` noted and other processes would find, as data to keep."""
+    return {call: reason for call, reason in _REFUSED.items() if call in _LASTING}
+
+
+def restore_refusals(known: Mapping[str, str]) -> None:
+    """Take up what :func:`known_refusals` gave, in this process or another."""
+    _REFUSED.update(known)
+    _LASTING.update(known)
+
+
 def forget_refusals() -> None:
     """Forget what Torch-MLIR refused (after ``torch.compiler.reset`` and in tests)."""
     _REFUSED.clear()
+    _LASTING.clear()
 
 
 def require(node: fx.Node) -> Lowering:

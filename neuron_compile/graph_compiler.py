@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from . import logs
+from .caching import Compiled, compiled, keep_refusals, recall_refusals
 from .classify import Boundary, bound
 from .dynamic import Bucketer, Runner, Specializer
 from .effects import plain_checks
@@ -109,6 +110,7 @@ def _compile_static(
     settings: Settings,
     nested: bool = False,
 ) -> Runner:
+    recall_refusals(settings)
     module = adopt(module)
     host = host_draws(module) if settings.eager_rng else HostDraws(module)
     refused = dict(host.left)
@@ -227,19 +229,19 @@ def _compile_partition(
     if not _computes(boundary):
         return _trivial(boundary.signature.results)
     try:
-        lowered, neff = _lower_and_compile(boundary, settings)
+        made = _compiled(boundary, settings)
     except _REFUSALS as error:
-        raise _Refused(_at_fault(module, error, settings)) from error
-    seconds.update(lowered.phases)
-    seconds.update(neff.seconds)
-    count("compilations")
+        at_fault = _at_fault(module, error, settings)
+        keep_refusals(settings)
+        raise _Refused(at_fault) from error
+    seconds.update(made.seconds)
     counts["partitions"] += 1
-    counts["vendor_kernels"] += neff.vendor_kernels
-    checks = _checks(boundary.module, lowered)
+    counts["vendor_kernels"] += made.neff.vendor_kernels
+    checks = _checks(module, made)
     executor = Executor(
-        neff, dataclasses.replace(boundary.signature, checks=checks), boundary.constants
+        made.neff, dataclasses.replace(boundary.signature, checks=checks), boundary.constants
     )
-    logs.artifacts(boundary, lowered, executor, settings.dump_dir)
+    logs.artifacts(boundary, made, executor, settings.dump_dir)
     return _entry(executor, numbers)
 
 
@@ -250,14 +252,14 @@ def _computes(boundary: Boundary) -> bool:
     )
 
 
-def _checks(module: fx.GraphModule, lowered: LoweredModule) -> tuple[Check, ...]:
+def _checks(module: fx.GraphModule, made: Compiled) -> tuple[Check, ...]:
     """The checks of a module with the user's lines that made them."""
-    if not lowered.checks:
+    if not made.checks:
         return ()
     lines = {node.name: user_line(node) for node in module.graph.nodes}
     return tuple(
         Check(check.error, check.message + (f" (at {line})" if line else ""))
-        for check in lowered.checks
+        for check in made.checks
         for line in [lines.get(check.node_name)]
     )
 
@@ -279,6 +281,12 @@ def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary,
     kept = [index for index in range(len(placeholders)) if index not in numbers]
     static = frozenset(position for position, index in enumerate(kept) if index in static)
     return bound(work, static), numbers
+
+
+def _compiled(boundary: Boundary, settings: Settings) -> Compiled:
+    if logs.wants_torch_dialect() or settings.dump_dir is not None:
+        settings = dataclasses.replace(settings, cache=False)  # which holds no Torch dialect
+    return compiled(boundary, settings, lambda: _lower_and_compile(boundary, settings))
 
 
 def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:

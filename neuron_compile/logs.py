@@ -17,8 +17,8 @@ from pathlib import Path
 import torch._logging
 from torch._logging import _internal
 
+from .caching import Compiled
 from .classify import Boundary
-from .lowering import LoweredModule
 from .runtime import Executor, NeffError, save
 from .settings import Settings
 
@@ -88,18 +88,16 @@ def wants_torch_dialect() -> bool:
     return _enabled("neuron_torch")
 
 
-def artifacts(
-    boundary: Boundary, lowered: LoweredModule, executor: Executor, dump_dir: str | None
-) -> None:
+def artifacts(boundary: Boundary, made: Compiled, executor: Executor, dump_dir: str | None) -> None:
     """Log and dump what a partition went through."""
     number, neff = next(_numbers), executor.neff
     makers = {
         "neuron_fx": lambda: boundary.module.print_readable(print_output=False),
-        "neuron_torch": lambda: lowered.torch_dialect,
-        "neuron_stablehlo": lambda: lowered.stablehlo,
+        "neuron_torch": lambda: made.torch_dialect,
+        "neuron_stablehlo": lambda: neff.stablehlo,
         "neuron_hlo": neff.optimized_hlo,
     }
-    log.debug("partition %d: compiled in %s", number, {**lowered.phases, **neff.seconds})
+    log.debug("partition %d: ready in %s", number, dict(made.seconds))
     suffixes = {"neuron_fx": "py", "neuron_hlo": "txt"}
     for name, make in makers.items():
         if _enabled(name):

@@ -98,8 +98,8 @@ def register_lowering(
     others = [target for target in targets if not isinstance(target, Functional)]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        lowers(*others, refuse=refuse, random=random)(function)
-        lowers(*changing, refuse=refuse, random=random)(_flattened(function))
+        lowers(*others, refuse=refuse, random=random, foreign=True)(function)
+        lowers(*changing, refuse=refuse, random=random, foreign=True)(_flattened(function))
         return function
 
     return decorate

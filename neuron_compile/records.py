@@ -54,12 +54,15 @@ class GraphRecord:
 class Report:
     """Totals of this process since its start or :func:`reset_report`.
 
+    ``cache_hits`` and ``cache_misses`` count the graphs that were looked up in the cache on disk.
     ``specializations`` counts the executables of graphs with dynamic sizes; ``padded`` are those
     among them that serve a range of sizes, and ``unpadded_reasons`` says of graphs that do not
     bear padding why. ``graphs`` holds the records of the last thousand graphs.
     """
 
     compilations: int
+    cache_hits: int
+    cache_misses: int
     operators_on_device: int
     operators_in_fallback: int
     specializations: int
@@ -71,7 +74,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"neuron: {self.compilations} compilations, {self.operators_on_device} operators on "
+            f"neuron: {self.compilations} compilations, {self.cache_hits} graphs from the cache, "
+            f"{self.operators_on_device} operators on "
             f"the device, {self.operators_in_fallback} in eager fallback, "
             f"{self.specializations} specializations of dynamic graphs ({self.padded} padded), "
             f"{self.refusals} refusals by Torch-MLIR or XLA"
@@ -125,7 +129,7 @@ def note_fallback(what: str, reason: str) -> None:
 
 
 def count(name: str, amount: int = 1) -> None:
-    """Add to a counter: ``compilations``, ``specializations``, ``padded`` or ``refusals``."""
+    """Add to a counter, a field of :class:`Report`."""
     with _lock:
         _counters[name] += amount
 
@@ -141,6 +145,8 @@ def report() -> Report:
     with _lock:
         return Report(
             compilations=_counters["compilations"],
+            cache_hits=_counters["cache_hits"],
+            cache_misses=_counters["cache_misses"],
             operators_on_device=_counters["operators_on_device"],
             operators_in_fallback=_counters["operators_in_fallback"],
             specializations=_counters["specializations"],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from .errors import SettingsError
 
@@ -32,6 +35,14 @@ class Settings:
             Environment: ``NEURON_COMPILE_VENDOR_KERNELS``.
         dump_dir: a folder for every graph's FX, Torch dialect, StableHLO and optimized HLO.
             Environment: ``NEURON_COMPILE_DUMP_DIR``.
+        cache: keep compiled graphs on disk, and take them from there in other processes.
+            ``torch.compiler.config.force_disable_caches`` turns it off as well.
+            Environment: ``NEURON_COMPILE_CACHE``.
+        cache_dir: the folder of that cache, which must be this user's alone; by default, the one
+            where the system keeps a user's caches. Environment: ``NEURON_COMPILE_CACHE_DIR``, or
+            ``TORCH_NEURONX_NEFF_CACHE_DIR``.
+        cache_limit: bytes that this folder may take, with a unit if it is a string (``"512M"``);
+            what was unused for longest goes first. Environment: ``NEURON_COMPILE_CACHE_LIMIT``.
         max_specializations: executables kept for one graph with dynamic shapes (1 or more);
             the one unused for longest is dropped first.
             Environment: ``NEURON_COMPILE_MAX_SPECIALIZATIONS``.
@@ -53,10 +64,18 @@ class Settings:
     eager_rng: bool = False
     vendor_kernels: bool = True
     dump_dir: str | None = None
+    cache: bool = True
+    cache_dir: str | None = None
+    cache_limit: int = 4 << 30
     max_specializations: int = 64
     dynamic_shapes: str = "auto"
     buckets: tuple[int, ...] = ()
     xla_options: tuple[tuple[str, Any], ...] = ()
+
+
+def default_directory() -> Path:
+    """Where the cache is if no setting says otherwise."""
+    return platformdirs.user_cache_path("neuron-compile", appauthor=False)
 
 
 #: ``mode=`` of ``torch.compile``. Inductor's names are accepted so that scripts run unchanged;
@@ -102,6 +121,25 @@ def _count(name: str, value: Any) -> int:
     raise SettingsError(f"{name} must be an int of at least 1, not {value!r}")
 
 
+_UNITS = {unit: 1 << (10 * power) for power, unit in enumerate(("", "K", "M", "G", "T"))}
+
+
+def size_in_bytes(name: str, value: Any) -> int:
+    """A number of bytes, as an int or as a string with a unit of 1,024 to some power.
+
+    Raises:
+        SettingsError: naming ``name``, for what is none.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+    if isinstance(value, str) and found:
+        return int(float(found[1]) * _UNITS[found[2].upper()])
+    raise SettingsError(
+        f"{name} must be a number of bytes such as 1000000 or '512M', not {value!r}"
+    )
+
+
 def _way(name: str, value: Any) -> str:
     if value in ("auto", "specialize", "bucket"):
         return str(value)
@@ -133,6 +171,9 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "eager_rng": _boolean,
     "vendor_kernels": _boolean,
     "dump_dir": _folder,
+    "cache": _boolean,
+    "cache_dir": _folder,
+    "cache_limit": size_in_bytes,
     "max_specializations": _count,
     "dynamic_shapes": _way,
     "buckets": _sizes,
@@ -141,6 +182,8 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
 
 #: Options with an environment variable, ``NEURON_COMPILE_<NAME>``.
 ENVIRONMENT = tuple(name for name in _VALIDATORS if name != "xla_options")
+#: TorchNeuron's name of a variable; ours goes before it.
+OTHER_NAMES = {"cache_dir": "TORCH_NEURONX_NEFF_CACHE_DIR"}
 
 
 def resolve(
@@ -156,9 +199,9 @@ def resolve(
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     for name in ENVIRONMENT:
-        variable = f"NEURON_COMPILE_{name.upper()}"
-        if variable in environment:
-            values[name] = _VALIDATORS[name](variable, environment[variable])
+        for variable in filter(None, (OTHER_NAMES.get(name), f"NEURON_COMPILE_{name.upper()}")):
+            if variable in environment:
+                values[name] = _VALIDATORS[name](variable, environment[variable])
     if mode is not None:
         if mode not in MODES:
             raise SettingsError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")

@@ -1,7 +1,20 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
+from .cache import CacheError, Entry, NeffCache, warn_once
 from .executor import Executor, draw_seed, results_plan
-from .neff import Loaded, Neff, compile_stablehlo, contents, load, save, stablehlo_text
+from .neff import (
+    Loaded,
+    Neff,
+    as_file,
+    compile_stablehlo,
+    contents,
+    load,
+    loaded,
+    machine,
+    save,
+    stablehlo_text,
+    versions,
+)
 from .neff_file import NeffError, NeffFile, read
 from .pjrt import devices, forked, host_threads, open_platform, platform_errors, platforms
 from .types import (
@@ -18,12 +31,15 @@ from .types import (
 
 __all__ = [
     "ArgumentSpec",
+    "CacheError",
     "Check",
     "CompilerOptions",
     "Device",
+    "Entry",
     "Executor",
     "Loaded",
     "Neff",
+    "NeffCache",
     "NeffError",
     "NeffFile",
     "PlatformError",
@@ -31,6 +47,7 @@ __all__ = [
     "RuntimeCompileError",
     "Signature",
     "View",
+    "as_file",
     "compile_stablehlo",
     "contents",
     "devices",
@@ -38,6 +55,8 @@ __all__ = [
     "forked",
     "host_threads",
     "load",
+    "loaded",
+    "machine",
     "open_platform",
     "platform_errors",
     "platforms",
@@ -45,4 +64,6 @@ __all__ = [
     "results_plan",
     "save",
     "stablehlo_text",
+    "versions",
+    "warn_once",
 ]

@@ -44,15 +44,30 @@ STABLEHLO, EXECUTABLE, CONSTANTS = "stablehlo", "executable", "constants"
 class Neff:
     """StableHLO and what XLA made of it for one platform.
 
-    ``vendor_kernels`` counts the composites that the target replaced; ``seconds`` maps phases
-    (``parse``, ``target``, ``xla``; ``load`` where an executable came from a file) to their time.
+    ``program`` is the StableHLO as text or, from a file, in its portable form. ``vendor_kernels``
+    the composites that the target replaced; ``seconds`` maps phases (``parse``, ``target``,
+    ``xla``; ``load`` where an executable came from a file) to their time.
     """
 
-    stablehlo: str
+    program: str | bytes
     options: CompilerOptions
     executable: Any
     vendor_kernels: int
     seconds: Mapping[str, float]
+
+    @property
+    def stablehlo(self) -> str:
+        """The StableHLO, for people to read."""
+        if isinstance(self.program, str):
+            return self.program
+        return pjrt.from_portable(self.program)
+
+    @property
+    def portable(self) -> bytes:
+        """The StableHLO in a form that other versions of jaxlib read."""
+        if isinstance(self.program, bytes):
+            return self.program
+        return pjrt.portable(self.program)
 
     def optimized_hlo(self) -> str:
         """The HLO after XLA's passes, for people to read."""
@@ -109,22 +124,38 @@ def save(
         NeffError: where the signature holds a constant that a file cannot.
         OSError: where the file cannot be written.
     """
+    write(path, as_file(neff, signature, constants))
+
+
+def as_file(
+    neff: Neff,
+    signature: Signature,
+    constants: Sequence[torch.Tensor] = (),
+    more: Mapping[str, Any] | None = None,
+) -> NeffFile:
+    """What a NEFF file holds, with ``more`` metadata of the caller's.
+
+    Raises:
+        NeffError: where the signature holds a constant that a file cannot.
+    """
     held = [tensor.detach().contiguous() for tensor in constants]
-    sections = {STABLEHLO: pjrt.portable(neff.stablehlo)}
+    program = neff.portable
+    sections = {STABLEHLO: program}
     if held:
         sections[CONSTANTS] = b"".join(map(_bytes, held))
     if (machine_code := pjrt.serialize(neff.executable)) is not None:
         sections[EXECUTABLE] = machine_code
     metadata = {
+        **(more or {}),
         "signature": signature_to_plain(signature),
         "constants": specs_to_plain(held),
         "options": options_to_plain(neff.options),
         "vendor_kernels": neff.vendor_kernels,
         "versions": dict(versions()),
         "machine": machine(),
-        "source": hashlib.sha256(neff.stablehlo.encode()).hexdigest(),
+        "source": hashlib.sha256(program).hexdigest(),
     }
-    write(path, NeffFile(metadata, sections))
+    return NeffFile(metadata, sections)
 
 
 def load(path: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
@@ -143,26 +174,38 @@ def load(path: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
     """
     file = read(path)
     signature, options, constants = contents(file)
-    stablehlo = stablehlo_text(file)
+    program = stablehlo_text(file)
     reason = why_rebuild(file, trust)
     if reason is None:
-        started = time.perf_counter()
-        target(options.platform).register()
         try:
-            executable = pjrt.deserialize(file.sections[EXECUTABLE], options.platform)
+            return Loaded(loaded(file, options), signature, constants, None)
         except RuntimeCompileError as error:
             reason = str(error)
-        else:
-            count = file.metadata.get("vendor_kernels")
-            neff = Neff(
-                stablehlo,
-                options,
-                executable,
-                count if isinstance(count, int) else 0,
-                {"load": time.perf_counter() - started},
-            )
-            return Loaded(neff, signature, constants, None)
-    return Loaded(compile_stablehlo(stablehlo, options), signature, constants, reason)
+    return Loaded(compile_stablehlo(program, options), signature, constants, reason)
+
+
+def loaded(file: NeffFile, options: CompilerOptions) -> Neff:
+    """The executable in a file of this machine's and these versions', which is trusted.
+
+    Raises:
+        RuntimeCompileError: where the platform cannot load it.
+        NeffError: where the file has none.
+    """
+    for name in (STABLEHLO, EXECUTABLE):
+        if name not in file.sections:
+            raise NeffError(f"the file has no section {name!r}")
+    started = time.perf_counter()
+    target(options.platform).register()
+    executable = pjrt.deserialize(file.sections[EXECUTABLE], options.platform)
+    seconds = {"load": time.perf_counter() - started}
+    count = file.metadata.get("vendor_kernels")
+    return Neff(
+        file.sections[STABLEHLO],
+        options,
+        executable,
+        count if isinstance(count, int) else 0,
+        seconds,
+    )
 
 
 def contents(file: NeffFile) -> tuple[Signature, CompilerOptions, tuple[torch.Tensor, ...]]:

@@ -29,6 +29,8 @@ from typing import Any, BinaryIO
 
 MAGIC = b"\x89NEFF\r\n\x1a"
 VERSION = 1
+#: How the name of a file ends while it is written.
+UNFINISHED = ".unfinished"
 _PREFIX = struct.Struct("<8sII32s")
 _LONGEST_HEADER = 1 << 24
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -47,8 +49,10 @@ class NeffFile:
     sections: Mapping[str, bytes]
 
 
-def write(path: str | os.PathLike[str], file: NeffFile) -> None:
+def write(path: str | os.PathLike[str], file: NeffFile, *, durable: bool = True) -> None:
     """Write ``file`` so that ``path`` has all of it or is as it was.
+
+    ``durable``: it is on the disk when this returns, whatever the machine does after it.
 
     Raises:
         NeffError: for metadata that JSON cannot hold, or a section's name that is none.
@@ -56,12 +60,13 @@ def write(path: str | os.PathLike[str], file: NeffFile) -> None:
     """
     data = pack(file)
     target = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    descriptor, name = tempfile.mkstemp(UNFINISHED, f".{target.stem}.", target.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.replace(name, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -98,12 +103,35 @@ def read(path: str | os.PathLike[str]) -> NeffFile:
         return unpack(stream, os.fstat(stream.fileno()).st_size)
 
 
+def read_metadata(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """What a file says about itself; its sections are not read.
+
+    Raises:
+        NeffError: saying what is wrong with its header.
+        OSError: where it cannot be read.
+    """
+    with open(path, "rb") as stream:
+        return _header(stream, os.fstat(stream.fileno()).st_size)[0]
+
+
 def unpack(stream: BinaryIO, size: int) -> NeffFile:
     """Read a file of ``size`` bytes from a stream at its beginning.
 
     Raises:
         NeffError: saying what is wrong with it.
     """
+    metadata, entries = _header(stream, size)
+    sections = {}
+    for name, count, digest in entries:
+        data = _take(stream, count)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise NeffError(f"section {name!r} is damaged: its checksum differs")
+        sections[name] = data
+    return NeffFile(metadata, sections)
+
+
+def _header(stream: BinaryIO, size: int) -> tuple[Mapping[str, Any], list[tuple[str, int, str]]]:
+    """Metadata, and name, size and checksum of each section, of which the file has every byte."""
     if size < _PREFIX.size:
         raise NeffError(f"{size} bytes are too few for a NEFF file")
     magic, version, length, checksum = _PREFIX.unpack(_take(stream, _PREFIX.size))
@@ -119,13 +147,7 @@ def unpack(stream: BinaryIO, size: int) -> NeffFile:
     metadata, entries = _contents(header)
     if sum(entry[1] for entry in entries) != size - _PREFIX.size - length:
         raise NeffError("the sections are not as long as the header says: the file was cut")
-    sections = {}
-    for name, count, digest in entries:
-        data = _take(stream, count)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise NeffError(f"section {name!r} is damaged: its checksum differs")
-        sections[name] = data
-    return NeffFile(metadata, sections)
+    return metadata, entries
 
 
 def _take(stream: BinaryIO, count: int) -> bytes:

@@ -254,6 +254,7 @@ def in_fresh_interpreter(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in an interpreter of its own, outside the repository, and expect success."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "NEURON"))}
+    variables["NEURON_COMPILE_CACHE"] = "0"
     result = subprocess.run(
         [sys.executable, "-W", "error", "-W", TORCH_ON_313, "-c", textwrap.dedent(script)],
         env={**variables, **(environment or {})},

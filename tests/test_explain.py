@@ -208,7 +208,7 @@ SCRIPT = """
 
 def test_torch_logs_take_the_package() -> None:
     result = in_fresh_interpreter(SCRIPT, {"TORCH_LOGS": "+neuron_compile"})
-    assert "partition 0: compiled in" in result.stderr
+    assert "partition 0: ready in" in result.stderr
     assert "stablehlo." not in result.stderr
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _MORE = """\
 SCRIPT runs with 'neuron' as the default backend of torch.compile; what stands behind -- is its
-sys.argv. Its own backend=... and options=... win. With --json what it prints goes to standard error.
+sys.argv. Its own backend=... and options=... win. With --json what it prints goes to standard
+error.
 
 MODULE:FACTORY (a dotted name or a path of a .py file) names a function without arguments that
 returns (model, args) or (model, args, kwargs). Its model is compiled for inference (eval(),

@@ -11,7 +11,7 @@ from .console import Column, facts, heading, say, seconds_text, table
 
 if TYPE_CHECKING:
     from ..records import GraphRecord, OperatorRecord, Report
-    from .measure import Compared, Measured
+    from .measure import Measured
 
 
 def script_page(report: Report) -> None:
@@ -33,7 +33,14 @@ def script_page(report: Report) -> None:
 
 def measured_page(target: str, measured: Measured) -> None:
     """What became of the model of a factory."""
-    print(f"{target}, {'forward and backward' if measured.training else 'inference'}")
+    found = {name: measured.totals[name] for name in ("compilations", "cache_hits")}
+    facts(
+        {
+            "model": target,
+            "what": "forward and backward" if measured.training else "inference",
+            **{name.replace("_", " "): count for name, count in found.items()},
+        }
+    )
     faster = measured.eager_each / measured.compiled_each if measured.compiled_each else 0.0
     rows = [
         (
@@ -105,7 +112,13 @@ def _elsewhere(graphs: Iterable[GraphRecord]) -> None:
             if record.where != "device":
                 found[_key(record)] += 1
     rows = [(count, *key) for key, count in found.most_common()]
-    columns = [Column("", right=True), "operator", Column("where", whole=True), "why", "your line"]
+    columns: list[Column | str] = [
+        Column("", right=True),
+        "operator",
+        Column("where", whole=True),
+        "why",
+        "your line",
+    ]
     table("Not on the device", columns, rows)
 
 

@@ -136,8 +136,14 @@ def progress(what: str, total: int | None = None) -> Iterator[Step]:
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
-    from rich.progress import TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     count = [] if total is None else [BarColumn(), MofNCompleteColumn()]
     layout = (SpinnerColumn(), TextColumn("{task.description}"), *count, TimeElapsedColumn())

@@ -37,7 +37,7 @@ def _run(options: argparse.Namespace) -> int:
         print_json({"devices": found, "platform_errors": failed, "host": host})
         return 0
     sizes = ("memory_limit", "memory_used", "memory_peak")
-    columns = [
+    columns: list[Column | str] = [
         Column("platform", whole=True),
         Column("device", right=True),
         "kind",
@@ -48,8 +48,10 @@ def _run(options: argparse.Namespace) -> int:
         Column("peak", right=True),
     ]
     rows = [
-        (x["platform"], x["id"], x["kind"], x["process"], _known(x["cores"]))
-        + tuple(size_text(x[name]) for name in sizes)
+        (
+            *(_known(x[name]) for name in ("platform", "id", "kind", "process", "cores")),
+            *(size_text(x[name]) for name in sizes),
+        )
         for x in found
     ]
     _host_page(host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"problems": problems, "findings": [dataclasses.asdict(x) for x in found]})
         return min(problems, 1)
-    columns = [Column("check", whole=True), Column("", whole=True), "found"]
+    columns: list[Column | str] = [Column("check", whole=True), Column("", whole=True), "found"]
     table("", columns, [(item.check, item.status, item.detail) for item in found])
     advised = [(item.check, item.status, item.advice) for item in found if item.advice]
     table("What to do", [Column("about", whole=True), Column("", whole=True), "do"], advised)
@@ -68,7 +69,15 @@ def self_test(
         command: prints what :func:`neuron_compile.cli.selftest.run` returns, as JSON.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            # It is the compiler that is tested, not what it made before.
+            env={**os.environ, "NEURON_COMPILE_CACHE": "0"},
+        )
     except subprocess.TimeoutExpired:
         return [
             Finding(

@@ -164,7 +164,7 @@ def _page(path: Path, file: NeffFile, signature: Signature, compiled_with: Compi
 def _arguments(signature: Signature, file: NeffFile) -> None:
     from ..runtime import contents
 
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for index, item in enumerate(signature.arguments):
         notes = ["parameter"] if item.static else []
         notes += [f"dimensions {list(item.permutation)}"] if item.permutation else []
@@ -174,7 +174,13 @@ def _arguments(signature: Signature, file: NeffFile) -> None:
     for index, tensor in enumerate(contents(file)[2]):
         dtype = str(tensor.dtype).removeprefix("torch.")
         rows.append(("", f"constant {index}", dtype, list(tensor.shape), "in the file"))
-    columns = [Column("#", right=True), "argument", Column("dtype", whole=True), "shape", "note"]
+    columns: list[Column | str] = [
+        Column("#", right=True),
+        "argument",
+        Column("dtype", whole=True),
+        "shape",
+        "note",
+    ]
     table("Arguments", columns, rows)
 
 
@@ -206,12 +212,12 @@ def _analysis_page(neff: Neff) -> None:
     table("Cost of one run, by XLA's estimate", ["", Column("count", right=True)], rows)
     if neff.vendor_kernels:
         say(f"The work of its {neff.vendor_kernels} vendor kernels is not in these figures.")
-    rows = [
+    taken = [
         (text, f"{memory[name]:,}", size_text(memory[name]))
         for name, text in _MEMORY.items()
         if name in memory
     ]
-    table("Memory of one run", ["", Column("bytes", right=True), Column("", right=True)], rows)
+    table("Memory of one run", ["", Column("bytes", right=True), Column("", right=True)], taken)
 
 
 # ---------------------------------------------------------------------- packages (.neffpkg)

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..explainer import GraphBreak, watching
-from ..records import GraphRecord, as_data, collecting
+from ..records import GraphRecord, as_data, collecting, report, reset_report
 from ..settings import Settings
 from .console import progress
 
@@ -52,6 +52,7 @@ class Compared:
 class Measured:
     """What :func:`measure` found; seconds are medians of ``calls``, but for first calls.
 
+    ``totals`` are the counters of :class:`neuron_compile.Report`: compilations, hits of the cache.
     ``random``: eager's results differ under two seeds, so they were not compared.
     """
 
@@ -62,6 +63,7 @@ class Measured:
     compiled_first: float
     compiled_each: float
     random: bool
+    totals: Mapping[str, int]
     compared: tuple[Compared, ...]
     dynamo_graphs: int
     breaks: tuple[GraphBreak, ...]
@@ -116,10 +118,12 @@ def measure(
         item.good for item in compare(other, wanted, tolerance)
     )
     backend, seen = watching(settings)
+    reset_report()
     with progress("first call: compile"), collecting() as graphs:
         compiled, compiled_first, actual = _first(model, args, kwargs, training, backend)
         # A second call may compile once more, for an optimizer's state or a changed size.
         compiled()
+    totals = as_data(report())
     eager()
     times = _timed(eager, compiled, repeat)
     return Measured(
@@ -130,6 +134,7 @@ def measure(
         compiled_first=compiled_first,
         compiled_each=statistics.median(times[1]),
         random=random,
+        totals={name: value for name, value in totals.items() if isinstance(value, int)},
         compared=() if random else tuple(compare(actual, wanted, tolerance)),
         dynamo_graphs=seen.graphs,
         breaks=tuple(seen.breaks),

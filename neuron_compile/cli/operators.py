@@ -37,7 +37,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print_json([dataclasses.asdict(item) for item in answers])
         return 0
-    columns = [Column("operator"), Column("where", whole=True), Column("lowering"), Column("note")]
+    columns: list[Column | str] = [
+        Column("operator"),
+        Column("where", whole=True),
+        Column("lowering"),
+        Column("note"),
+    ]
     table("", columns, [(x.operator, x.where, x.how, x.reason) for x in answers])
     counts = collections.Counter(item.where for item in answers)
     say(", ".join(f"{counts[where]} {where}" for where in WHERE if counts[where]) or "none")

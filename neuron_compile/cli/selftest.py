@@ -33,19 +33,19 @@ def run() -> dict[str, Any]:
     )
     subject = copy.deepcopy(eager)
     started = time.perf_counter()
-    compiled = torch.compile(subject, backend="neuron")
+    compiled: Any = torch.compile(subject, backend="neuron")
     difference = 0.0
     for _ in range(2):
         x, wanted = torch.randn(8, 16), torch.randn(8, 4)
         results = []
         for model in (eager, compiled):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer.zero_grad()
             output = model(x)
             torch.nn.functional.mse_loss(output, wanted).backward()
-            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
             results.append([output.detach(), *gradients])
             optimizer.step()
+            optimizer.zero_grad()
         pairs = zip(*results, strict=True)
         difference = max(difference, *((a - b).abs().max().item() for a, b in pairs))
     report = neuron_compile.report()
