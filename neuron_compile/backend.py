@@ -9,10 +9,10 @@ from typing import Any
 from torch import fx
 
 from . import logs
+from .aot_cache import GraphCode, cache_tag, compiling
+from .caching import open_cache
 from .decompositions import decompositions, lowered_whole
 from .errors import SettingsError
-from .forked import unless_forked
-from .graph_compiler import compile_graph
 from .lowering.trace import trace_on
 from .randomness import COMPOSED_OF_DRAWS, seed_recomputation
 from .runtime import (
@@ -22,6 +22,7 @@ from .runtime import (
     forked,
     open_platform,
 )
+from .served import served
 from .settings import Settings, resolve
 from .torch_internals import aot_compile, static_input_indices
 
@@ -61,11 +62,12 @@ def compile_dynamo_graph(
         _check_flags(settings.platform, settings.xla_options)
     static: frozenset[int] = frozenset()
 
-    def compiled(graph: fx.GraphModule, kind: str, static: frozenset[int]) -> Callable[..., Any]:
-        def compile_it() -> Callable[..., Any]:
-            return compile_graph(graph, kind, static, settings)
+    cached = open_cache(settings) is not None
 
-        return compile_it() if settings.fullgraph_on_device else unless_forked(graph, compile_it)
+    def compiled(graph: fx.GraphModule, kind: str, static: frozenset[int]) -> Callable[..., Any]:
+        if cached:
+            return GraphCode(graph, kind, static, settings, lazy=kind == "backward")
+        return served(graph, kind, static, settings)
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compiled(graph, "inference", static_input_indices())
@@ -78,16 +80,18 @@ def compile_dynamo_graph(
     def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compiled(graph, "backward", _saved_parameters(graph, static))
 
-    return aot_compile(
-        module,
-        example_inputs,
-        inference=inference,
-        forward=forward,
-        backward=backward,
-        decompositions=decompositions(),
-        whole=lowered_whole() | (COMPOSED_OF_DRAWS if settings.eager_rng else set()),
-        partitioned=functools.partial(seed_recomputation, eager=settings.eager_rng),
-    )
+    with compiling(module):
+        return aot_compile(
+            module,
+            example_inputs,
+            inference=inference,
+            forward=forward,
+            backward=backward,
+            decompositions=decompositions(),
+            whole=lowered_whole() | (COMPOSED_OF_DRAWS if settings.eager_rng else set()),
+            partitioned=functools.partial(seed_recomputation, eager=settings.eager_rng),
+            cache_tag=cache_tag(settings) if cached else None,
+        )
 
 
 _EMPTY = "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"

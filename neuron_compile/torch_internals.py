@@ -17,11 +17,14 @@ import torch._inductor.inductor_prims  # registers prims.fma
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
     SavedForBackwardsAOTOutput,
 )
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._higher_order_ops.auto_functionalize import (
@@ -31,8 +34,12 @@ from torch._higher_order_ops.auto_functionalize import (
     get_mutable_args,
     read_view_information_from_args,
 )
+from torch._inductor.output_code import OutputCode
 from torch._library.utils import is_out
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.compiler import config as compiler_config
+from torch.fx._graph_pickler import GraphPickler
+from torch.fx._graph_pickler import Options as PicklerOptions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
@@ -59,8 +66,12 @@ def aot_compile(
     decompositions: dict[Any, Callable[..., Any]],
     whole: Iterable[Any],
     partitioned: Callable[[fx.GraphModule, fx.GraphModule], None],
+    cache_tag: str | None,
 ) -> Callable[..., Any]:
     """Run AOT Autograd over a Dynamo graph and compile what it makes.
+
+    With a ``cache_tag``, which becomes part of the key, AOTAutogradCache is used: the compilers
+    must then return an ``OutputCode``, and that of the backward is called at once.
 
     Operators in ``whole`` arrive as they are, and their backward as an operator of its own, though
     torch has a decomposition that it would trace through above autograd. ``partitioned`` may
@@ -72,15 +83,59 @@ def aot_compile(
         partitioned(forward, backward)
         return forward, backward
 
+    compilers = (forward, backward, inference)
+    if cache_tag is not None:
+        compilers = tuple(SerializableAOTDispatchCompiler(OutputCode, x) for x in compilers)
     compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
+        fw_compiler=compilers[0],
+        bw_compiler=compilers[1],
+        inference_compiler=compilers[2],
         partition_fn=partition,
         decompositions=decompositions,
     )
-    with _without_python_kernels(whole):
+    with _without_python_kernels(whole), _cached_under(cache_tag):
         return compiler(module, example_inputs)
+
+
+@contextlib.contextmanager
+def _cached_under(tag: str | None) -> Iterator[None]:
+    if tag is None:
+        yield
+        return
+    key = f"{compiler_config.cache_key_tag} neuron {tag}"
+    # Without the backward, which is made at its first call otherwise, nothing would be kept.
+    mode = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    with compiler_config.patch(cache_key_tag=key), functorch_config.patch(mode):
+        yield
+
+
+class GraphPicklingError(Exception):
+    """A graph holds what cannot be pickled."""
+
+
+def graph_to_bytes(graph: fx.GraphModule, kept: frozenset[str]) -> bytes:
+    """A graph with the metadata ``kept`` of its nodes, as a pickle.
+
+    Raises:
+        GraphPicklingError: for what no pickle can hold.
+    """
+    options = PicklerOptions(ops_filter=None, node_metadata_key_filter=kept.__contains__)
+    try:
+        with unset_fake_temporarily():
+            return GraphPickler.dumps(graph, options)
+    except Exception as error:  # whatever an object in the graph raises when it is pickled
+        raise GraphPicklingError(f"{type(error).__name__}: {error}") from error
+
+
+def graph_from_bytes(data: bytes, mode: FakeTensorMode) -> fx.GraphModule:
+    """The inverse of :func:`graph_to_bytes`; tensors in the metadata are of ``mode``."""
+    with unset_fake_temporarily():
+        return GraphPickler.loads(data, mode)  # type: ignore[return-value]
+
+
+def not_cacheable(reason: str) -> Exception:
+    """What keeps a result out of AOTAutogradCache, with its reason in the log."""
+    return BypassAOTAutogradCache(reason)
 
 
 def _partition(
