@@ -290,11 +290,13 @@ def findings() -> list[Finding]:
     """What ``doctor`` says of the cache: in a process of its own, for its import may fail."""
     command = [sys.executable, "-m", "neuron_compile", "cache", "info", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        said = lines[-1] if lines else f"status {done.returncode}"
+    said = done.stderr.strip().removeprefix("neuron-compile: ")
+    if done.returncode == 2:
         advice = "set NEURON_COMPILE_CACHE_DIR to a folder of yours, or NEURON_COMPILE_CACHE=0"
-        return [Finding("cache", PROBLEM, said.removeprefix("neuron-compile: "), advice)]
+        return [Finding("cache", PROBLEM, said, advice)]
+    if done.returncode:
+        # The import of torch failed, most likely, which other findings and the self-test explain.
+        return [Finding("cache", NOTE, "could not be looked at", "first mend the problems")]
     return list(_judged(json.loads(done.stdout)))
 
 

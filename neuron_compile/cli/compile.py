@@ -209,6 +209,8 @@ def _factory(module: str, name: str, given: Mapping[str, Any], options: argparse
     if options.repeat < 1:
         raise UsageError("--repeat must be at least 1")
     settings = _resolved(given, options.mode)
+    from ..errors import NeuronError
+    from ..runtime import PlatformError
     from .measure import measure
 
     function, path = _found(module, name)
@@ -219,15 +221,19 @@ def _factory(module: str, name: str, given: Mapping[str, Any], options: argparse
             raise
         _print_from(error, path)
         return 1
-    measured = measure(
-        model,
-        args,
-        kwargs,
-        settings=settings,
-        training=options.training,
-        repeat=options.repeat,
-        tolerance=options.tolerance,
-    )
+    try:
+        measured = measure(
+            model,
+            args,
+            kwargs,
+            settings=settings,
+            training=options.training,
+            repeat=options.repeat,
+            tolerance=options.tolerance,
+        )
+    except (NeuronError, PlatformError) as error:
+        print(f"neuron-compile: {error}", file=sys.stderr)
+        return 1
     if options.json:
         print_json({"target": options.target, **measured.data()})
     else:

@@ -78,6 +78,7 @@ def table(title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[A
     out = _console()
     made = Table(
         box=box.SIMPLE_HEAD if out.is_terminal else None,
+        show_edge=False,
         pad_edge=False,
         header_style="bold",
         padding=(0, 1 if out.is_terminal else 2, 0, 0),

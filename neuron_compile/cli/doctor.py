@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     advised = [(item.check, item.status, item.advice) for item in found if item.advice]
     table("What to do", [Column("about", whole=True), Column("", whole=True), "do"], advised)
     print()
-    say(f"{problems} problems" if problems else "no problems")
+    say(f"{problems or 'no'} problem{'' if problems == 1 else 's'}")
     return min(problems, 1)
 
 

@@ -191,7 +191,7 @@ def _our_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
         try:
             resolve(environment={name: environment[name]})
         except SettingsError as error:
-            yield Finding(name, PROBLEM, str(error), f"correct or unset {name}")
+            yield Finding(name, PROBLEM, f"{text}: {error}", f"correct or unset {name}")
         else:
             yield Finding(name, NOTE, f"{text}: the default of every compilation here")
 
@@ -228,7 +228,8 @@ def _threads(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "OMP_WAIT_POLICY",
             NOTE,
-            "OMP_WAIT_POLICY=ACTIVE: ATen's idle threads take the cores from XLA's",
+            f"OMP_WAIT_POLICY={environment['OMP_WAIT_POLICY']}: ATen's idle threads take the cores "
+            "from XLA's",
             "OMP_WAIT_POLICY=PASSIVE",
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,8 @@ _MORE = """\
 Nothing in the file is executed; --hlo and --cost have XLA compile the StableHLO inside, or with
 --trust load the machine code of the file. options={"dump_dir": ...} writes NEFF files.
 
-exit status: 0; 2 where the file is none, or damaged, or cannot be compiled here."""
+exit status: 0; 1 where a part of a package is damaged; 2 where the file is none, or is damaged, or
+cannot be compiled here."""
 PACKAGE = ".neffpkg"
 _MEMORY = {
     "argument": "arguments",
@@ -43,7 +43,7 @@ _MEMORY = {
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(commands, "inspect", _run, "what a NEFF file holds", _MORE)
+    parser = add_command(commands, "inspect", _run, "what a NEFF file or a package holds", _MORE)
     parser.add_argument("file", type=Path)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--stablehlo", action="store_true", help="print the program")
@@ -56,7 +56,9 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.file.suffix == PACKAGE:
-        return _package(options)
+        from .package import inspect_package
+
+        return inspect_package(options)
     from ..runtime import contents, read, stablehlo_text
 
     with _usable(options.file):
@@ -126,6 +128,7 @@ def _page(path: Path, file: NeffFile, signature: Signature, compiled_with: Compi
     metadata = file.metadata
     versions = metadata.get("versions") or {}
     kinds = collections.Counter(item.kind for item in signature.results)
+    which = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind != "tensor")
     here = " (this one)" if metadata.get("machine") == machine() else " (another)"
     rebuilt = why_rebuild(file, trust=True)
     flags = " ".join(f"{flag}={value}" for flag, value in compiled_with.xla_options)
@@ -135,7 +138,7 @@ def _page(path: Path, file: NeffFile, signature: Signature, compiled_with: Compi
             "file": f"{path}, {size_text(path.stat().st_size)}",
             "takes": f"{len(signature.arguments)} arguments"
             + (", and a seed" if signature.seeded else ""),
-            "gives": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing",
+            "gives": f"{len(signature.results)} results" + (f", of them {which}" if which else ""),
             "platform": compiled_with.platform,
             "vendor kernels": kernels,
             "XLA flags": flags or None,
@@ -211,20 +214,10 @@ def _analysis_page(neff: Neff) -> None:
     rows = [(name, f"{cost[name]:,.0f}" if name in cost else "unknown") for name in wanted]
     table("Cost of one run, by XLA's estimate", ["", Column("count", right=True)], rows)
     if neff.vendor_kernels:
-        say(f"The work of its {neff.vendor_kernels} vendor kernels is not in these figures.")
+        say(f"The work of vendor kernels ({neff.vendor_kernels}) is not in these figures.")
     taken = [
         (text, f"{memory[name]:,}", size_text(memory[name]))
         for name, text in _MEMORY.items()
-        if name in memory
+        if memory.get(name)
     ]
     table("Memory of one run", ["", Column("bytes", right=True), Column("", right=True)], taken)
-
-
-# ---------------------------------------------------------------------- packages (.neffpkg)
-
-
-def _package(options: argparse.Namespace) -> int:
-    """Describe a package: to be joined with ``neuron_compile.package`` (describe, verify)."""
-    if not os.path.exists(options.file):
-        raise UsageError(f"{options.file}: there is no such file")
-    raise UsageError(f"{options.file}: packages cannot be inspected yet")

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..errors import NeuronError
 from ..explainer import GraphBreak, watching
 from ..records import GraphRecord, as_data, collecting, report, reset_report
+from ..runtime import PlatformError
 from ..settings import Settings
 from .console import progress
 
@@ -108,6 +110,9 @@ def measure(
         training: forward and backward of the sum of the results, in training mode; else inference.
         repeat: calls to time.
         tolerance: in the place of :data:`TOLERANCES`.
+
+    Raises:
+        NeuronError, PlatformError: where the settings forbid what the model needs.
     """
     with progress("eager", 2) as step:
         eager, eager_first, wanted = _first(model, args, kwargs, training, None)
@@ -120,7 +125,14 @@ def measure(
     backend, seen = watching(settings)
     reset_report()
     with progress("first call: compile"), collecting() as graphs:
-        compiled, compiled_first, actual = _first(model, args, kwargs, training, backend)
+        try:
+            compiled, compiled_first, actual = _first(model, args, kwargs, training, backend)
+        except Exception as error:
+            # Dynamo's error around ours says nothing more.
+            inner = getattr(error, "inner_exception", error)
+            if isinstance(inner, NeuronError | PlatformError):
+                raise inner from None
+            raise
         # A second call may compile once more, for an optimizer's state or a changed size.
         compiled()
     totals = as_data(report())
