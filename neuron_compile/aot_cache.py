@@ -1,8 +1,8 @@
 """Our part of PyTorch's own caches: AOTAutogradCache, and the artifacts of ``torch.compiler``.
 
 AOTAutogradCache keeps what AOT Autograd made of a Dynamo graph: its functional graphs. A process
-that finds them there skips AOT Autograd, and finds the executables for them in the NEFF cache, which
-goes by the same graphs. ``torch.compiler.save_cache_artifacts`` takes both.
+that finds them there skips AOT Autograd, and finds the executables in the NEFF cache, which goes by
+the same graphs. ``torch.compiler.save_cache_artifacts`` takes both.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from torch._higher_order_ops.auto_functionalize import (
     get_mutable_args,
     read_view_information_from_args,
 )
-from torch._inductor.output_code import OutputCode
+from torch._inductor import codecache, output_code
 from torch._library.utils import is_out
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.compiler import config as compiler_config
@@ -52,6 +52,9 @@ with_effects = torch.ops.higher_order.with_effects
 
 #: Into this Dynamo turns ``addcmul``.
 fma = torch.ops.prims.fma.default
+
+#: What AOTAutogradCache keeps of a compiled graph; its subclasses say how they are pickled.
+OutputCode = output_code.OutputCode
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -83,13 +86,15 @@ def aot_compile(
         partitioned(forward, backward)
         return forward, backward
 
-    compilers = (forward, backward, inference)
-    if cache_tag is not None:
-        compilers = tuple(SerializableAOTDispatchCompiler(OutputCode, x) for x in compilers)
+    def compiler_of(graphs: GraphCompiler) -> Any:
+        if cache_tag is None:
+            return graphs
+        return SerializableAOTDispatchCompiler(OutputCode, graphs)  # type: ignore[arg-type]
+
     compiler = aot_autograd(
-        fw_compiler=compilers[0],
-        bw_compiler=compilers[1],
-        inference_compiler=compilers[2],
+        fw_compiler=compiler_of(forward),
+        bw_compiler=compiler_of(backward),
+        inference_compiler=compiler_of(inference),
         partition_fn=partition,
         decompositions=decompositions,
     )
@@ -105,8 +110,32 @@ def _cached_under(tag: str | None) -> Iterator[None]:
     key = f"{compiler_config.cache_key_tag} neuron {tag}"
     # Without the backward, which is made at its first call otherwise, nothing would be kept.
     mode = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
-    with compiler_config.patch(cache_key_tag=key), functorch_config.patch(mode):
+    with (
+        compiler_config.patch(cache_key_tag=key),  # type: ignore[attr-defined]
+        functorch_config.patch(mode),  # type: ignore[attr-defined]
+        _without_inductor(),
+    ):
         yield
+
+
+#: For AOTAutogradCache's key, these import Inductor's code generators, most of a second, and ask
+#: them for passes that nobody else runs.
+_OF_INDUCTOR = {
+    "init_backend_registration": lambda: None,
+    "custom_backend_passes": {},
+    "custom_backend_codegen_configs": {},
+}
+
+
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Keep Inductor out of a key. Dynamo's lock lets one thread compile."""
+    before = {name: getattr(codecache, name) for name in _OF_INDUCTOR if hasattr(codecache, name)}
+    vars(codecache).update({name: _OF_INDUCTOR[name] for name in before})
+    try:
+        yield
+    finally:
+        vars(codecache).update(before)
 
 
 class GraphPicklingError(Exception):
