@@ -126,12 +126,13 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Step]:
+def progress(what: str, total: int | None = None, *, still: bool = False) -> Iterator[Step]:
     """A bar on standard error while work goes on, on a terminal only.
 
     Args:
         what: names the work.
         total: the number of steps; ``None``: not known.
+        still: draw at each step alone, and not all the time: the work is being timed.
     """
     if not sys.stderr.isatty():
         yield lambda: None
@@ -148,9 +149,16 @@ def progress(what: str, total: int | None = None) -> Iterator[Step]:
 
     count = [] if total is None else [BarColumn(), MofNCompleteColumn()]
     layout = (SpinnerColumn(), TextColumn("{task.description}"), *count, TimeElapsedColumn())
-    with Progress(*layout, console=Console(stderr=True), transient=True) as bar:
+    out = Console(stderr=True)
+    with Progress(*layout, console=out, transient=True, auto_refresh=not still) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+        bar.refresh()
+
+        def step() -> None:
+            bar.advance(task)
+            bar.refresh()
+
+        yield step
 
 
 def size_text(count: float | None) -> str:

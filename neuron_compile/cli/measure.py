@@ -114,7 +114,7 @@ def measure(
     Raises:
         NeuronError, PlatformError: where the settings forbid what the model needs.
     """
-    with progress("eager", 2) as step:
+    with progress("eager", 2, still=True) as step:
         eager, eager_first, wanted = _first(model, args, kwargs, training, None)
         step()
         *_, other = _first(model, args, kwargs, training, None, seed=1)
@@ -124,7 +124,7 @@ def measure(
     )
     backend, seen = watching(settings)
     reset_report()
-    with progress("first call: compile"), collecting() as graphs:
+    with progress("first call: compile", still=True), collecting() as graphs:
         try:
             compiled, compiled_first, actual = _first(model, args, kwargs, training, backend)
         except Exception as error:
@@ -218,7 +218,7 @@ def _timed(eager: Call, compiled: Call, repeat: int) -> tuple[list[float], list[
     """Seconds of calls, in turn, so that both meet the same noise."""
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + _LONGEST
-    with progress("timing", repeat) as step:
+    with progress("timing", repeat, still=True) as step:
         for _ in range(repeat):
             for call, spent in zip((eager, compiled), times, strict=True):
                 started = time.perf_counter()
@@ -233,8 +233,9 @@ def _timed(eager: Call, compiled: Call, repeat: int) -> tuple[list[float], list[
 def compare(
     actual: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float | None = None
 ) -> list[Compared]:
-    """Compare nested results by their names."""
-    return [_compared(what, actual[what], wanted[what], tolerance) for what in wanted]
+    """Compare nested results by their names; what has nothing in it is left out."""
+    found = [_compared(what, actual[what], wanted[what], tolerance) for what in wanted]
+    return [item for item in found if item.tensors or not item.good]
 
 
 def _compared(what: str, actual: Any, wanted: Any, tolerance: float | None) -> Compared:
