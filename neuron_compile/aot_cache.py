@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from torch import fx
 
 from . import keys
 from .decompositions import decompositions, lowered_whole
+from .forked import Runner
 from .lowering.registry import registered
 from .served import served
 from .settings import Settings
@@ -39,25 +41,38 @@ _state = threading.local()
 
 def cache_tag(settings: Settings) -> str:
     """What AOTAutogradCache's key must hold besides what PyTorch puts in: all that decides what
-    AOT Autograd's graphs are, and how they are compiled."""
+    AOT Autograd's graphs are. How they are compiled is settled when they come out."""
     known = sorted(str(op) for op in (*lowered_whole(), *decompositions()))
     custom = sorted(str(entry.op) for entry in registered() if entry.foreign)
-    parts = (keys.environment(), dataclasses.astuple(settings), known, custom)
+    parts = (keys.environment(), settings.eager_rng, known, custom)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 @contextlib.contextmanager
-def compiling(module: fx.GraphModule) -> Iterator[None]:
-    """Take the user's lines from this Dynamo graph for all that AOT Autograd makes of it.
-
-    A graph in the cache may come from a version of the user's file in which they had other numbers.
+def compiling(module: fx.GraphModule, settings: Settings) -> Iterator[None]:
+    """What AOT Autograd makes of this Dynamo graph gets these settings, and the graph's lines in
+    the user's code: a graph in the cache may come from a version of the file with other numbers.
     """
-    before = getattr(_state, "traces", ())
-    _state.traces = tuple(node.meta.get(_TRACE) for node in module.graph.nodes)
+    before = _current()
+    traces = tuple(node.meta.get(_TRACE) for node in module.graph.nodes)
+    current = _state.current = _Current(settings, traces)
     try:
         yield
     finally:
-        _state.traces = before
+        _state.current = before
+        for code in current.made:
+            code.release()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Current:
+    settings: Settings
+    traces: tuple[str | None, ...]
+    made: list[GraphCode] = dataclasses.field(default_factory=list)
+
+
+def _current() -> _Current | None:
+    return getattr(_state, "current", None)
 
 
 class GraphCode(OutputCode):  # type: ignore[misc]
@@ -68,22 +83,15 @@ class GraphCode(OutputCode):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        graph: fx.GraphModule,
-        kind: str,
-        static: frozenset[int],
-        settings: Settings,
-        *,
-        lazy: bool,
+        self, graph: fx.GraphModule, kind: str, static: frozenset[int], *, lazy: bool
     ) -> None:
         super().__init__()
         # torch._dynamo.disable copies what is in the dict of what it wraps.
         self._boxed_call = True
         self._graph: fx.GraphModule | None = graph
         self._packed = b""
-        self._how = (kind, static, settings)
-        self._lazy = lazy
-        self._traces: tuple[str | None, ...] = getattr(_state, "traces", ())
+        self._lines: list[int] = []
+        self._kind, self._static, self._lazy = kind, static, lazy
         self._serve()
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -91,52 +99,61 @@ class GraphCode(OutputCode):  # type: ignore[misc]
         return self._run(list(inputs) if not isinstance(inputs, list) else inputs)
 
     def _serve(self) -> None:
-        graph = self._graph
-        assert graph is not None
-        compile_it = lambda: served(graph, *self._how)  # noqa: E731
+        graph, current = self._graph, _current()
+        if graph is None or current is None:
+            raise AssertionError("a graph is compiled outside of the backend")
+        self._traces: tuple[str | None, ...] = current.traces
+        current.made.append(self)
+        compile_it = functools.partial(served, graph, self._kind, self._static, current.settings)
         self._run = _at_first_call(compile_it) if self._lazy else compile_it()
+
+    def release(self) -> None:
+        """Let the graph go, which was kept for the cache: it is large."""
+        self._graph = None
+        self._traces = ()
 
     def prepare_for_serialization(self) -> None:
         """Replace the graph by bytes. PyTorch calls this on a copy."""
         assert self._graph is not None
-        places: dict[str, int] = {}
+        places: dict[str | None, int] = {}
         for index, trace in enumerate(self._traces):
-            places.setdefault(trace or "", index)
-        lines = [places.get(node.meta.get(_TRACE) or "", -1) for node in self._graph.graph.nodes]
+            places.setdefault(trace, index)
+        self._lines = [places.get(x.meta.get(_TRACE), -1) for x in self._graph.graph.nodes]
         try:
             self._packed = graph_to_bytes(self._graph, _KEPT)
         except GraphPicklingError as error:
             raise not_cacheable(f"neuron: {error}") from error
-        self._lines = lines
         self._graph = None
         self._traces = ()
         del self._run
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Compile what came out of the cache: for the executables, it looks into ours."""
-        if self._graph is not None:
+        current = _current()
+        if self._graph is not None or current is None:
             return
         self._graph = graph_from_bytes(self._packed, fake_mode())
         self._packed = b""
-        self._traces = getattr(_state, "traces", ())
         for node, line in zip(self._graph.graph.nodes, self._lines, strict=True):
-            if 0 <= line < len(self._traces) and self._traces[line]:
-                node.meta[_TRACE] = self._traces[line]
+            trace = current.traces[line] if 0 <= line < len(current.traces) else None
+            if trace:
+                node.meta[_TRACE] = trace
         self._serve()
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Nothing here is of Triton's."""
 
 
-def _at_first_call(compile_it: Callable[[], Callable[..., Any]]) -> Callable[[list[Any]], Any]:
+def _at_first_call(compile_it: Callable[[], Runner]) -> Runner:
     lock = threading.Lock()
-    made: list[Callable[..., Any]] = []
+    todo, made = [compile_it], list[Runner]()
 
     def run(args: list[Any]) -> Any:
         if not made:
             with lock:
                 if not made:
-                    made.append(compile_it())
+                    made.append(todo[0]())
+                    todo.clear()  # it holds the graph
         return made[0](args)
 
     return boxed(run)

@@ -66,7 +66,7 @@ def compile_dynamo_graph(
 
     def compiled(graph: fx.GraphModule, kind: str, static: frozenset[int]) -> Callable[..., Any]:
         if cached:
-            return GraphCode(graph, kind, static, settings, lazy=kind == "backward")
+            return GraphCode(graph, kind, static, lazy=kind == "backward")
         return served(graph, kind, static, settings)
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def compile_dynamo_graph(
     def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compiled(graph, "backward", _saved_parameters(graph, static))
 
-    with compiling(module):
+    with compiling(module, settings):
         return aot_compile(
             module,
             example_inputs,

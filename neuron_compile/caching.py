@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from . import artifacts
 from .classify import Boundary
 from .keys import Key, environment, graph_key, positions
 from .lowering import LoweredModule
@@ -33,6 +35,8 @@ from .runtime import (
     as_file,
     contents,
     loaded,
+    pack,
+    unpack,
     warn_once,
 )
 from .settings import Settings, default_directory
@@ -111,7 +115,7 @@ def _made(make: Callable[[], tuple[LoweredModule, Neff]]) -> Compiled:
 
 def _taken(cache: NeffCache, key: Key, names: list[str], settings: Settings) -> Compiled | None:
     started = time.perf_counter()
-    file = cache.get(key.digest)
+    file = cache.get(key.digest) or _carried(cache, key)
     if file is None:
         return None
     options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
@@ -125,8 +129,23 @@ def _taken(cache: NeffCache, key: Key, names: list[str], settings: Settings) -> 
         return None
     log.info("hit: %s", key.digest)
     count("cache_hits")
+    artifacts.record(key.digest, pack(file))
     seconds = {"read": time.perf_counter() - started - neff.seconds["load"], **neff.seconds}
     return Compiled(neff, checks, "", seconds)
+
+
+def _carried(cache: NeffCache, key: Key) -> NeffFile | None:
+    """The entry of a key from a bundle that ``torch.compiler.load_cache_artifacts`` loaded."""
+    data = artifacts.carried(key.digest)
+    if data is None:
+        return None
+    try:
+        file = unpack(io.BytesIO(data), len(data))
+    except NeffError as error:
+        log.warning("a loaded artifact, %s, is damaged and not used: %s", key.digest, error)
+        return None
+    cache.put(key.digest, file)
+    return file
 
 
 def _checks(file: NeffFile, names: list[str]) -> tuple[lowering.Check, ...]:
@@ -161,6 +180,7 @@ def _put(cache: NeffCache, key: Key, names: list[str], boundary: Boundary, made:
         log.info("not cached: %s", error)
         return
     cache.put(key.digest, file)
+    artifacts.record(key.digest, pack(file))
 
 
 def _log_miss(cache: NeffCache, key: Key) -> None:

@@ -15,7 +15,7 @@ from .neff import (
     stablehlo_text,
     versions,
 )
-from .neff_file import NeffError, NeffFile, read
+from .neff_file import NeffError, NeffFile, pack, read, unpack
 from .pjrt import devices, forked, host_threads, open_platform, platform_errors, platforms
 from .types import (
     ArgumentSpec,
@@ -58,12 +58,14 @@ __all__ = [
     "loaded",
     "machine",
     "open_platform",
+    "pack",
     "platform_errors",
     "platforms",
     "read",
     "results_plan",
     "save",
     "stablehlo_text",
+    "unpack",
     "versions",
     "warn_once",
 ]

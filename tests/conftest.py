@@ -13,7 +13,7 @@ from neuron_compile import graph_compiler
 from neuron_compile.runtime import Executor
 
 # Tests see what is compiled now, not what an earlier run left; those of the cache give folders.
-os.environ["NEURON_COMPILE_CACHE"] = "0"
+os.environ.setdefault("NEURON_COMPILE_CACHE", "0")
 
 
 @pytest.fixture(autouse=True)
