@@ -697,14 +697,38 @@ def test_doctor(run: Run) -> None:
     assert found["cache"]["detail"].startswith("off")
 
 
-def test_doctor_says_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch cannot even be imported then; every finding is made nevertheless.
-    monkeypatch.setenv("TORCH_LOGS", "+neuron")
-    status, out, _ = run("doctor", "--no-self-test")
-    assert status == 1
-    assert "What to do" in out
-    assert out.endswith("\n1 problem\n")
-    assert "TORCH_LOGS=+neuron_compile" in out
+def test_the_doctor_works_where_torch_cannot_be_imported() -> None:
+    done = in_fresh_interpreter(
+        """
+        import sys
+        from neuron_compile.cli import doctor, main
+        doctor.cache_findings = list
+        assert main(["doctor", "--no-self-test"]) == 1
+        assert "torch" not in sys.modules
+        """,
+        {"TORCH_LOGS": "+neuron"},
+    )
+    assert "What to do" in done.stdout
+    assert "TORCH_LOGS=+neuron_compile" in done.stdout
+    assert done.stdout.endswith("\n1 problem\n")
+
+
+@pytest.mark.parametrize(
+    ("info", "status", "said"),
+    [
+        ({}, "ok", "2 entries, 2.0 KiB of 4.0 KiB"),
+        ({"enabled": False}, "note", "off"),
+        ({"writable": False}, "problem", "cannot be written"),
+        ({"damaged": 1}, "note", "1 damaged"),
+    ],
+)
+def test_the_doctor_looks_at_the_cache(info: dict[str, Any], status: str, said: str) -> None:
+    sound = {"directory": "/x", "source": "default", "enabled": True, "writable": True}
+    sound |= {"entries": 2, "size": 2048, "limit": 4096, "damaged": 0}
+    (item,) = cache_command.judged({**sound, **info})
+    assert item.status == status
+    assert said in item.detail
+    assert item.advice or status == "ok"
 
 
 # -------------------------------------------------------------------------------------- cache

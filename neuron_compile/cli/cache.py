@@ -297,10 +297,11 @@ def findings() -> list[Finding]:
     if done.returncode:
         # The import of torch failed, most likely, which other findings and the self-test explain.
         return [Finding("cache", NOTE, "could not be looked at", "first mend the problems")]
-    return list(_judged(json.loads(done.stdout)))
+    return judged(json.loads(done.stdout))
 
 
-def _judged(info: Mapping[str, Any]) -> Sequence[Finding]:
+def judged(info: Mapping[str, Any]) -> list[Finding]:
+    """What ``doctor`` makes of what ``cache info`` says."""
     where = f"{info['directory']} ({info['source']})"
     if not info["enabled"]:
         return [Finding("cache", NOTE, "off: every process compiles", "NEURON_COMPILE_CACHE=1")]
