@@ -154,8 +154,6 @@ def _checks(file: NeffFile, names: list[str]) -> tuple[lowering.Check, ...]:
         type(place) is int and -1 <= place < len(names) for place in places
     ):
         raise NeffError("it does not say which operators its checks belong to")
-    if not places:
-        return ()
     checks = contents(file)[0].checks
     if len(checks) != len(places):
         raise NeffError("it has another number of checks than of their operators")
