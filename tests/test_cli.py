@@ -290,6 +290,7 @@ def test_a_package_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     for said in ("left out", "2.0 KiB", "Entry point forward", "args[0]: float32[2, 8]"):
         assert said in page
+    assert "  tensor  running_mean  cpu" in page
     assert "problem: part 0.neff is damaged" in page
 
 

@@ -17,6 +17,7 @@ from .console import (
     Column,
     UsageError,
     add_command,
+    counted,
     facts,
     print_json,
     progress,
@@ -124,7 +125,7 @@ def _ls(options: argparse.Namespace) -> int:
     ]
     table("", columns, rows)
     total = size_text(sum(entry["size"] for entry in entries))
-    say(f"{len(entries)} entries, {total}" if entries else "the cache is empty")
+    say(f"{_entries(len(entries))}, {total}" if entries else "the cache is empty")
     return 0
 
 
@@ -170,14 +171,14 @@ def _info(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     cache = _cache(options)
     count = len(cache.entries(contents=False))
-    with progress(f"reading {count} entries"):
+    with progress(f"reading {_entries(count)}"):
         problems = cache.verify()
     if options.json:
         print_json({"checked": count, "removed": problems})
     else:
         for problem in problems:
             say(f"removed {problem}")
-        say(f"{count} entries read, {len(problems)} damaged")
+        say(f"{_entries(count)} read, {len(problems)} damaged")
     return 1 if problems else 0
 
 
@@ -203,8 +204,12 @@ def _say_removed(removed: Sequence[Entry], options: argparse.Namespace) -> int:
     if options.json:
         print_json({"removed": [entry.key for entry in removed], "size": size})
     else:
-        say(f"{len(removed)} entries removed, {size_text(size)}")
+        say(f"{_entries(len(removed))} removed, {size_text(size)}")
     return 0
+
+
+def _entries(count: int) -> str:
+    return counted(count, "entry", "entries")
 
 
 def _described(entry: Entry) -> dict[str, Any]:
@@ -308,7 +313,7 @@ def judged(info: Mapping[str, Any]) -> list[Finding]:
     if not info["writable"]:
         detail, advice = f"{where} cannot be written", "set NEURON_COMPILE_CACHE_DIR to another"
         return [Finding("cache", PROBLEM, detail, advice)]
-    taken = f"{info['entries']} entries, {size_text(info['size'])} of {size_text(info['limit'])}"
+    taken = f"{_entries(info['entries'])}, {size_text(info['size'])} of {size_text(info['limit'])}"
     if info["damaged"]:
         detail = f"{where}: {taken}; {info['damaged']} damaged"
         return [Finding("cache", NOTE, detail, "neuron-compile cache verify removes them")]

@@ -161,6 +161,11 @@ def progress(what: str, total: int | None = None, *, still: bool = False) -> Ite
         yield step
 
 
+def counted(count: int, one: str, many: str) -> str:
+    """``1 entry``, ``3 entries``."""
+    return f"{count} {one if count == 1 else many}"
+
+
 def size_text(count: float | None) -> str:
     """A number of bytes for people: ``13.2 KiB``; ``-`` where it is not known."""
     if count is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .cache import findings as cache_findings
-from .console import Column, add_command, print_json, progress, say, table
+from .console import Column, add_command, counted, print_json, progress, say, table
 from .environment import NOTE, OK, PROBLEM, Finding, findings
 from .selftest import TOLERANCE
 
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     advised = [(item.check, item.status, item.advice) for item in found if item.advice]
     table("What to do", [Column("about", whole=True), Column("", whole=True), "do"], advised)
     print()
-    say(f"{problems or 'no'} problem{'' if problems == 1 else 's'}")
+    say(counted(problems, "problem", "problems"))
     return min(problems, 1)
 
 

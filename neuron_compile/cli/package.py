@@ -32,7 +32,7 @@ def inspect_package(options: argparse.Namespace) -> int:
         data = reader.describe(options.file).data()
         problems = reader.verify(options.file)
     except NeuronError as error:
-        raise UsageError(f"{options.file}: {error}") from error
+        raise UsageError(str(error)) from error  # which names the file
     if options.json:
         print_json({**data, "problems": problems})
     else:
@@ -80,4 +80,5 @@ def package_page(data: Mapping[str, Any], problems: Sequence[str]) -> None:
 
 
 def _listed(leaves: Mapping[str, str]) -> str:
-    return ", ".join(f"{path}: {what}" for path, what in leaves.items())
+    # A lone result stands at no path.
+    return ", ".join(f"{path}: {what}" if path else what for path, what in leaves.items())
