@@ -60,8 +60,8 @@ typecheck: $(VENV)/.installed-$(LINT_EXTRAS) types ## Run mypy alone
 # The package as it is imported, which setuptools maps from three folders; see [tool.mypy].
 types:
 	@rm -rf build/types && mkdir -p build/types/neuron_compile
-	@ln -s $(CURDIR)/neuron_compile/*.py* $(CURDIR)/lowering $(CURDIR)/runtime \
-		build/types/neuron_compile/
+	@ln -s $(CURDIR)/neuron_compile/*.py* $(CURDIR)/neuron_compile/cli $(CURDIR)/lowering \
+		$(CURDIR)/runtime build/types/neuron_compile/
 
 bench: $(VENV)/.installed-bench ## Run the benchmarks (ARGS= is passed on)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import platformdirs
 import torch
 
 from . import artifacts
@@ -40,7 +39,7 @@ from .runtime import (
     unpack,
     warn_once,
 )
-from .settings import Settings
+from .settings import Settings, default_directory
 
 log = logging.getLogger("neuron_compile.cache")
 
@@ -59,11 +58,6 @@ class Compiled:
     checks: tuple[lowering.Check, ...]
     torch_dialect: str
     seconds: Mapping[str, float]
-
-
-def default_directory() -> Path:
-    """Where the cache is if no setting says otherwise."""
-    return platformdirs.user_cache_path("neuron-compile", appauthor=False)
 
 
 def open_cache(settings: Settings) -> NeffCache | None:

@@ -13,7 +13,7 @@ from torch import fx
 
 from .backend import compile_dynamo_graph
 from .records import DEVICE, GraphRecord, as_data, collecting
-from .settings import resolve
+from .settings import Settings, resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +100,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         an :class:`Explanation`: graphs, breaks with the user's lines, each operator with where
         it runs and why, and the seconds of each phase.
     """
-    breaks: list[GraphBreak] = []
-    graphs = 0
-
-    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        nonlocal graphs
-        graphs += 1
-        reason = getattr(module, "compile_subgraph_reason", None)
-        if reason is not None and reason.graph_break:
-            breaks.append(GraphBreak(reason.reason.splitlines()[0], _frame(reason.user_stack)))
-        return compile_dynamo_graph(module, inputs, settings)
-
     settings = dataclasses.replace(resolve(), fullgraph_on_device=False)
+    backend, seen = watching(settings)
     started = time.perf_counter()
     # The entries of this backend must not use up Dynamo's limit for the function.
     compiled = torch.compile(  # type: ignore[call-overload]  # the stubs lack the last
@@ -125,7 +115,30 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     for graph in collected:
         seconds.update(graph.seconds)
     spent = {**seconds, "dynamo": max(total - sum(seconds.values()), 0.0)}
-    return Explanation(tuple(collected), graphs, tuple(breaks), spent)
+    return Explanation(tuple(collected), seen.graphs, tuple(seen.breaks), spent)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What Dynamo brought so far: the number of graphs, and where one was ended early."""
+
+    graphs: int = 0
+    breaks: list[GraphBreak] = dataclasses.field(default_factory=list)
+
+
+def watching(settings: Settings) -> tuple[Callable[..., Any], Seen]:
+    """A Dynamo backend that compiles under ``settings``, and what it notes meanwhile."""
+    seen = Seen()
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        seen.graphs += 1
+        reason = getattr(module, "compile_subgraph_reason", None)
+        if reason is not None and reason.graph_break:
+            where = _frame(reason.user_stack)
+            seen.breaks.append(GraphBreak(reason.reason.splitlines()[0], where))
+        return compile_dynamo_graph(module, inputs, settings)
+
+    return backend, seen
 
 
 def _frame(stack: Sequence[Any]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from .errors import SettingsError
 
 
@@ -69,6 +71,11 @@ class Settings:
     dynamic_shapes: str = "auto"
     buckets: tuple[int, ...] = ()
     xla_options: tuple[tuple[str, Any], ...] = ()
+
+
+def default_directory() -> Path:
+    """Where the cache is if no setting says otherwise."""
+    return platformdirs.user_cache_path("neuron-compile", appauthor=False)
 
 
 #: ``mode=`` of ``torch.compile``. Inductor's names are accepted so that scripts run unchanged;
@@ -173,9 +180,10 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "xla_options": _flags,
 }
 
-_ENVIRONMENT = tuple(name for name in _VALIDATORS if name != "xla_options")
+#: Options with an environment variable, ``NEURON_COMPILE_<NAME>``.
+ENVIRONMENT = tuple(name for name in _VALIDATORS if name != "xla_options")
 #: TorchNeuron's name of a variable; ours goes before it.
-_OTHER_NAMES = {"cache_dir": "TORCH_NEURONX_NEFF_CACHE_DIR"}
+OTHER_NAMES = {"cache_dir": "TORCH_NEURONX_NEFF_CACHE_DIR"}
 
 
 def resolve(
@@ -190,8 +198,8 @@ def resolve(
     """
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
-    for name in _ENVIRONMENT:
-        for variable in filter(None, (_OTHER_NAMES.get(name), f"NEURON_COMPILE_{name.upper()}")):
+    for name in ENVIRONMENT:
+        for variable in filter(None, (OTHER_NAMES.get(name), f"NEURON_COMPILE_{name.upper()}")):
             if variable in environment:
                 values[name] = _VALIDATORS[name](variable, environment[variable])
     if mode is not None:

@@ -16,11 +16,12 @@ from .neff import (
     versions,
 )
 from .neff_file import NeffError, NeffFile, pack, read, unpack
-from .pjrt import forked, open_platform, platforms
+from .pjrt import devices, forked, host_threads, open_platform, platform_errors, platforms
 from .types import (
     ArgumentSpec,
     Check,
     CompilerOptions,
+    Device,
     PlatformError,
     ResultSpec,
     RuntimeCompileError,
@@ -33,6 +34,7 @@ __all__ = [
     "CacheError",
     "Check",
     "CompilerOptions",
+    "Device",
     "Entry",
     "Executor",
     "Loaded",
@@ -48,13 +50,16 @@ __all__ = [
     "as_file",
     "compile_stablehlo",
     "contents",
+    "devices",
     "draw_seed",
     "forked",
+    "host_threads",
     "load",
     "loaded",
     "machine",
     "open_platform",
     "pack",
+    "platform_errors",
     "platforms",
     "read",
     "results_plan",

@@ -73,6 +73,14 @@ class Neff:
         """The HLO after XLA's passes, for people to read."""
         return pjrt.optimized_hlo(self.executable)
 
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimate of one run: see :func:`neuron_compile.runtime.pjrt.cost_analysis`."""
+        return pjrt.cost_analysis(self.executable)
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes of one run: see :func:`neuron_compile.runtime.pjrt.memory_analysis`."""
+        return pjrt.memory_analysis(self.executable)
+
 
 def compile_stablehlo(stablehlo: str, options: CompilerOptions) -> Neff:
     """Compile one StableHLO module for ``options.platform`` and load it.
@@ -167,7 +175,7 @@ def load(path: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
     file = read(path)
     signature, options, constants = contents(file)
     program = stablehlo_text(file)
-    reason = _why_rebuild(file, trust)
+    reason = why_rebuild(file, trust)
     if reason is None:
         try:
             return Loaded(loaded(file, options), signature, constants, None)
@@ -228,7 +236,8 @@ def stablehlo_text(file: NeffFile) -> str:
         raise NeffError(str(error)) from error
 
 
-def _why_rebuild(file: NeffFile, trust: bool) -> str | None:
+def why_rebuild(file: NeffFile, trust: bool) -> str | None:
+    """Why the executable of a file is not run here, but made again; ``None``: it is run."""
     if EXECUTABLE not in file.sections:
         return "the file has no executable"
     if not trust:

@@ -22,7 +22,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 from .torch_memory import from_dlpack, to_dlpack
-from .types import PlatformError, RuntimeCompileError
+from .types import Device, PlatformError, RuntimeCompileError
 
 #: XLA shares host memory at addresses that are multiples of this many bytes.
 _ALIGNMENT = 64
@@ -118,6 +118,52 @@ def device(platform: str) -> Any:
     return client(platform).local_devices()[0]
 
 
+def devices() -> list[Device]:
+    """Every device of every platform that opens here; one that does not is left out."""
+    return [_described(platform, one) for platform in platforms() for one in _devices(platform)]
+
+
+def platform_errors() -> dict[str, str]:
+    """Why platforms whose plugins are installed do not open, by their names.
+
+    JAX itself brings some, such as TPU's, that may be missing quietly.
+    """
+    platforms()
+    return {
+        name: str(error)
+        for name, error in xla_bridge._backend_errors.items()
+        if not xla_bridge._backend_factories[name].fail_quietly
+    }
+
+
+def _devices(platform: str) -> list[Any]:
+    return list(client(platform).devices())
+
+
+def _described(platform: str, device: Any) -> Device:
+    used = device.memory_stats() if device.process_index == client(platform).process_index() else {}
+    known = used or {}
+    return Device(
+        platform=platform,
+        id=device.id,
+        kind=device.device_kind,
+        process=device.process_index,
+        # PJRT plugins name what they know: streaming multiprocessors of a GPU, for example.
+        cores=host_threads() if platform == "cpu" else getattr(device, "core_count", None),
+        memory_limit=known.get("bytes_limit"),
+        memory_used=known.get("bytes_in_use"),
+        memory_peak=known.get("peak_bytes_in_use"),
+    )
+
+
+def host_threads() -> int:
+    """Threads that XLA computes with on the CPU: ``NPROC``, or the cores of this process."""
+    given = os.environ.get("NPROC", "")
+    if given.isdigit():
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def parse_module(stablehlo: str) -> Any:
     """An ``ir.Module`` in jaxlib's MLIR, in a context of its own."""
     with jax_mlir.make_ir_context():
@@ -192,6 +238,31 @@ def deserialize(data: bytes, platform: str) -> Any:
 def optimized_hlo(executable: Any) -> str:
     """The HLO after XLA's passes."""
     return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
+def cost_analysis(executable: Any) -> dict[str, float]:
+    """XLA's estimate of one run by its names: ``flops``, ``bytes accessed``, ``transcendentals``.
+
+    Only what XLA's own code does is counted: a custom call (a vendor kernel) counts as nothing.
+    What XLA does not know is left out, as is everything on a platform that does not estimate.
+    """
+    try:
+        found = executable.cost_analysis()
+    except _jax.JaxRuntimeError:
+        return {}
+    return {name: value for name, value in (found or {}).items() if value >= 0}
+
+
+def memory_analysis(executable: Any) -> dict[str, int]:
+    """Bytes that one run takes: ``argument``, ``output``, ``alias`` (shared by an argument and a
+    result), ``temp``, ``generated_code``, and ``peak``; empty where the platform does not say."""
+    try:
+        stats = executable.get_compiled_memory_stats()
+    except _jax.JaxRuntimeError:
+        return {}
+    names = ("argument", "output", "alias", "temp", "generated_code")
+    found = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
+    return {**found, "peak": int(stats.peak_memory_in_bytes)}
 
 
 def shared_memory(platform: str) -> bool:

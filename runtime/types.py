@@ -17,6 +17,24 @@ class PlatformError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Device:
+    """One device of a PJRT platform; ``None`` is what the platform does not say.
+
+    ``process`` is the one that it belongs to, of several that compute together. Memory is in
+    bytes: what this process may take, what it has taken, and the most that it had.
+    """
+
+    platform: str
+    id: int
+    kind: str
+    process: int
+    cores: int | None
+    memory_limit: int | None
+    memory_used: int | None
+    memory_peak: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class ArgumentSpec:
     """One argument of an executable.
 
