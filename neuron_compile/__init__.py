@@ -11,8 +11,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import artifacts as artifacts
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:

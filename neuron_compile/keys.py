@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import fx
@@ -76,17 +76,13 @@ def environment() -> Mapping[str, tuple[str, ...]]:
 
 @functools.cache
 def sources() -> str:
-    """A digest of this package's code, which a version does not name while it is worked on."""
-    # Its folders lie elsewhere in an editable installation.
-    from . import lowering, runtime
+    """A digest of the code that makes executables, which no version names while it is worked on."""
+    from . import lowering, runtime  # which lie elsewhere in an editable installation
 
-    folders = {Path(str(module.__file__)).parent for module in (lowering, runtime)}
-    files = sorted({path for folder in (*folders, Path(__file__).parent) for path in _code(folder)})
-    return _digest(*(hashlib.sha256(path.read_bytes()).hexdigest() for path in files))
-
-
-def _code(folder: Path) -> Iterator[Path]:
-    return folder.rglob("*.py")
+    files = set(Path(__file__).parent.glob("*.py"))
+    for module in (lowering, runtime):
+        files |= set(Path(str(module.__file__)).parent.rglob("*.py"))
+    return _digest(*(hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)))
 
 
 def _processors() -> int:

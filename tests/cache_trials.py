@@ -66,9 +66,10 @@ def trial(folder: Path, generator: random.Random) -> list[str]:
     store, problems = NeffCache(folder), []
     whole = {str(key) for key in range(_KEYS) if store.get(str(key)) is not None}
     pruning = generator.random() < 0.3
-    children = [_child(lambda s=generator.random(): _write_for_ever(folder, s)) for _ in range(2)]
+    seeds = [generator.randrange(1 << 30) for _ in range(2)]
+    children = [_child(functools.partial(_write_for_ever, folder, seed)) for seed in seeds]
     if pruning:
-        children.append(_child(lambda: _prune_for_ever(folder, 100_000)))
+        children.append(_child(functools.partial(_prune_for_ever, folder, 100_000)))
     time.sleep(generator.uniform(0.0005, 0.03))
     for pid in children:
         os.kill(pid, signal.SIGKILL)

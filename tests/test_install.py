@@ -29,7 +29,7 @@ def test_every_way_to_choose_the_backend(way: str) -> None:
 
         model = Model(3, 2)
         eager = copy.deepcopy(model)
-        assert "neuron_compile" not in sys.modules
+        assert "neuron_compile.backend" not in sys.modules
         {WAYS[way]}
         for _ in range(3):
             x = torch.randn(4, 3)
@@ -45,6 +45,16 @@ def test_import_is_light() -> None:
         import neuron_compile
         heavy = {"torch", "jax", "jaxlib", "torch_mlir", "numpy"} & set(sys.modules)
         assert not heavy, heavy
+    """)
+
+
+def test_torch_is_as_quick_to_import_as_without() -> None:
+    in_fresh_interpreter("""
+        import sys
+        import torch
+        ours = {name for name in sys.modules if name.startswith("neuron_compile")}
+        assert ours == {"neuron_compile", "neuron_compile.artifacts"}, ours
+        assert not {"jax", "jaxlib", "torch_mlir", "torch._dynamo"} & set(sys.modules)
     """)
 
 

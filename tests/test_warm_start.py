@@ -1,4 +1,4 @@
-"""Caches across processes: warm starts, artifacts, processes that start together, killed writers."""
+"""Caches across processes: warm starts, artifacts, processes that start together, killed ones."""
 
 from __future__ import annotations
 
@@ -50,14 +50,9 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_second_process_calls_no_compiler(tmp_path: Path) -> None:
-    cold = in_fresh_interpreter(MODEL, environment(tmp_path))
-    assert cold.stdout.split() == ["2", "0", "0"]
-    warm = in_fresh_interpreter(NO_COMPILERS + MODEL, environment(tmp_path))
-    assert warm.stdout.split() == ["0", "2", "1"]
-
-
-def test_artifacts_carry_everything_to_another_machine_of_the_kind(tmp_path: Path) -> None:
+def test_a_second_process_calls_no_compiler_and_artifacts_carry_it_elsewhere(
+    tmp_path: Path,
+) -> None:
     bundle = tmp_path / "bundle"
     save = f"""
     data, info = torch.compiler.save_cache_artifacts()
@@ -65,16 +60,34 @@ def test_artifacts_carry_everything_to_another_machine_of_the_kind(tmp_path: Pat
     open({str(bundle)!r}, "wb").write(data)
     """
     load = f"""
-    import torch, neuron_compile
+    import torch
+    torch.compiler.load_cache_artifacts(open({str(bundle)!r}, "rb").read())
+    """
+    here, there = environment(tmp_path / "here"), environment(tmp_path / "there")
+    cold = in_fresh_interpreter(MODEL, here)
+    assert cold.stdout.split() == ["2", "0", "0"]
+    warm = in_fresh_interpreter(NO_COMPILERS + MODEL + save, here)
+    assert warm.stdout.split() == ["0", "2", "1"]
+    in_fresh_interpreter(load, there)
+    elsewhere = in_fresh_interpreter(NO_COMPILERS + MODEL, there)
+    assert elsewhere.stdout.split() == ["0", "2", "1"]
+
+
+@pytest.mark.slow
+def test_artifacts_are_used_whatever_folder_an_option_names(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    save = f"""
+    open({str(bundle)!r}, "wb").write(torch.compiler.save_cache_artifacts()[0])
+    """
+    load = f"""
+    import torch
     torch.compiler.load_cache_artifacts(open({str(bundle)!r}, "rb").read())
     """
     in_fresh_interpreter(MODEL + save, environment(tmp_path / "here"))
-    there = environment(tmp_path / "there")
-    warm = in_fresh_interpreter(load + NO_COMPILERS + MODEL, there)
-    assert warm.stdout.split() == ["0", "2", "1"]
-    # What was loaded is in the caches there, for other processes.
-    warm = in_fresh_interpreter(NO_COMPILERS + MODEL, there)
-    assert warm.stdout.split() == ["0", "2", "1"]
+    folder = str(tmp_path / "option")
+    model = MODEL.replace('"neuron")', f'"neuron", options={{"cache_dir": {folder!r}}})')
+    found = in_fresh_interpreter(load + NO_COMPILERS + model, environment(tmp_path / "there"))
+    assert found.stdout.split() == ["0", "2", "1"]
 
 
 def test_lines_of_a_cached_graph_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
