@@ -13,6 +13,7 @@ import gc
 import importlib
 import math
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -129,6 +130,8 @@ def _graphs_and_breaks() -> tuple[int, int]:
 
 # ------------------------------------------------------------------------------------- backends
 
+CACHE_DIR = "NEURON_COMPILE_CACHE_DIR"
+
 
 @contextlib.contextmanager
 def _fresh_caches(backend: str) -> Iterator[None]:
@@ -138,12 +141,23 @@ def _fresh_caches(backend: str) -> Iterator[None]:
     backends that are about to be timed; ``measure`` calls it between groups of backends.
     """
     FakeTensorMode.cache_clear()
-    if backend != "inductor":
+    if backend not in ("inductor", "neuron"):
         yield
         return
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
+    if backend == "neuron":  # its caches are written, into empty folders
+        with tempfile.TemporaryDirectory() as folder, fresh_cache():
+            before = os.environ.get(CACHE_DIR)
+            os.environ[CACHE_DIR] = folder
+            try:
+                yield
+            finally:
+                os.environ.pop(CACHE_DIR)
+                if before is not None:
+                    os.environ[CACHE_DIR] = before
+        return
     # Disabling the caches leaves that of compiled C++ kernels, hence the fresh directory too.
     with config.patch(force_disable_caches=True), fresh_cache():
         yield
