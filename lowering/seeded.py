@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -20,18 +21,41 @@ def _seed_like() -> torch.Tensor:
     return torch.empty(2, dtype=torch.int64)
 
 
+_PREFIX = "seeded__"
+
+
+@functools.cache
+def seeded(op: torch._ops.OpOverload) -> Seeded:
+    """The seeded form of an operator."""
+    return Seeded(op)
+
+
+def __getattr__(name: str) -> Seeded:
+    parts = name.removeprefix(_PREFIX).split("__")
+    if not name.startswith(_PREFIX) or len(parts) != 3:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    namespace, packet, overload = parts
+    return seeded(getattr(getattr(getattr(torch.ops, namespace), packet), overload))
+
+
 @dataclasses.dataclass(frozen=True)
 class Seeded:
     """The target of a node that calls ``op`` with its arguments and ``__seed``, a tensor.
 
-    Two nodes with equal arguments and one seed give equal results.
+    Two nodes with equal arguments and one seed give equal results. There is one of these for an
+    operator, from :func:`seeded`: PyTorch keeps graphs by the names of what they call, under which
+    this module has them.
     """
 
     op: torch._ops.OpOverload
 
     @property
-    def __name__(self) -> str:  # torch.fx prints a call by the name of its target
-        return f"seeded_{self.op.name()}"
+    def __name__(self) -> str:
+        namespace, name = self.op.name().split("::")
+        return "__".join((_PREFIX + namespace, name.split(".")[0], self.op._overloadname))
+
+    def __reduce__(self) -> str:
+        return self.__name__
 
     def __str__(self) -> str:
         return str(self.op)

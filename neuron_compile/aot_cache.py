@@ -21,6 +21,7 @@ from . import keys
 from .decompositions import decompositions, lowered_whole
 from .forked import Runner
 from .lowering.registry import registered
+from .lowering.seeded import SEED_ARGUMENT, Seeded, seeded
 from .served import served
 from .settings import Settings
 from .torch_internals import (
@@ -34,7 +35,7 @@ from .torch_internals import (
 )
 
 #: The node metadata that a graph is compiled by; lines in the user's code are kept apart.
-_KEPT = frozenset({"val", "desc"})
+_KEPT = frozenset({"val", "desc", SEED_ARGUMENT})
 _TRACE = "stack_trace"
 _state = threading.local()
 
@@ -120,7 +121,8 @@ class GraphCode(OutputCode):  # type: ignore[misc]
             places.setdefault(trace, index)
         self._lines = [places.get(x.meta.get(_TRACE), -1) for x in self._graph.graph.nodes]
         try:
-            self._packed = graph_to_bytes(self._graph, _KEPT)
+            with _plain_targets(self._graph.graph):
+                self._packed = graph_to_bytes(self._graph, _KEPT)
         except GraphPicklingError as error:
             raise not_cacheable(f"neuron: {error}") from error
         self._graph = None
@@ -138,10 +140,26 @@ class GraphCode(OutputCode):  # type: ignore[misc]
             trace = current.traces[line] if 0 <= line < len(current.traces) else None
             if trace:
                 node.meta[_TRACE] = trace
+            if node.meta.pop(SEED_ARGUMENT, False):
+                node.target = seeded(node.target)
         self._serve()
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Nothing here is of Triton's."""
+
+
+@contextlib.contextmanager
+def _plain_targets(graph: fx.Graph) -> Iterator[None]:
+    """Seeded operators as marked plain ones, since torch pickles no other targets."""
+    changed = [node for node in graph.nodes if isinstance(node.target, Seeded)]
+    for node in changed:
+        node.meta[SEED_ARGUMENT], node.target = True, node.target.op
+    try:
+        yield
+    finally:
+        for node in changed:
+            del node.meta[SEED_ARGUMENT]
+            node.target = seeded(node.target)
 
 
 def _at_first_call(compile_it: Callable[[], Runner]) -> Runner:

@@ -13,7 +13,7 @@ from torch import fx
 
 from .lowering import why_unsupported
 from .lowering.registry import lookup
-from .lowering.seeded import SEED_ARGUMENT, Seeded, new_seed
+from .lowering.seeded import SEED_ARGUMENT, new_seed, seeded
 from .runtime import draw_seed
 from .torch_internals import copied
 
@@ -85,7 +85,7 @@ def _part(node: fx.Node, index: int) -> fx.Node:
 
 
 def _seeded(graph: fx.Graph, op: Any, args: Any, kwargs: Any, seed: fx.Node) -> fx.Node:
-    return graph.call_function(Seeded(op), tuple(args), {**kwargs, SEED_ARGUMENT: seed})
+    return graph.call_function(seeded(op), tuple(args), {**kwargs, SEED_ARGUMENT: seed})
 
 
 #: Operators that take nothing from a tensor but its layout.

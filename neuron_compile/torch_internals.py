@@ -43,6 +43,7 @@ from torch.fx._graph_pickler import Options as PicklerOptions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
+from torch.package.importer import ObjMismatchError, ObjNotFoundError, sys_importer
 from torch.utils import _pytree as pytree
 
 from .lowering.functional import Place
@@ -84,6 +85,9 @@ def aot_compile(
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         forward, backward = _partition(joint, *args, **kwargs)
         partitioned(forward, backward)
+        if not all(map(_has_a_name, backward.graph.nodes)):
+            # It would be an error where the graph is kept. The patch of the config undoes this.
+            functorch_config.bundled_autograd_cache = False
         return forward, backward
 
     def compiler_of(graphs: GraphCompiler) -> Any:
@@ -91,9 +95,16 @@ def aot_compile(
             return graphs
         return SerializableAOTDispatchCompiler(OutputCode, graphs)  # type: ignore[arg-type]
 
+    def known_at_once(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            # It overwrites no saved tensor, so it may be called twice.
+            context.fw_metadata.bw_donated_idxs = []
+        return backward(graph, inputs)
+
     compiler = aot_autograd(
         fw_compiler=compiler_of(forward),
-        bw_compiler=compiler_of(backward),
+        bw_compiler=backward if cache_tag is None else compiler_of(known_at_once),
         inference_compiler=compiler_of(inference),
         partition_fn=partition,
         decompositions=decompositions,
@@ -109,7 +120,11 @@ def _cached_under(tag: str | None) -> Iterator[None]:
         return
     key = f"{compiler_config.cache_key_tag} neuron {tag}"
     # Without the backward, which is made at its first call otherwise, nothing would be kept.
-    mode = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    mode = {
+        "bundled_autograd_cache": True,
+        "force_non_lazy_backward_lowering": True,
+        "donated_buffer": False,
+    }
     with (
         compiler_config.patch(cache_key_tag=key),  # type: ignore[attr-defined]
         functorch_config.patch(mode),  # type: ignore[attr-defined]
@@ -136,6 +151,17 @@ def _without_inductor() -> Iterator[None]:
         yield
     finally:
         vars(codecache).update(before)
+
+
+def _has_a_name(node: fx.Node) -> bool:
+    """Whether what a node calls is found by its name, as in the code that PyTorch keeps."""
+    if node.op != "call_function" or isinstance(node.target, torch._ops.OperatorBase):
+        return True
+    try:
+        sys_importer.get_name(node.target)
+    except (ObjNotFoundError, ObjMismatchError):
+        return False
+    return True
 
 
 class GraphPicklingError(Exception):
