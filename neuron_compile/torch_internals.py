@@ -185,7 +185,11 @@ def graph_to_bytes(graph: fx.GraphModule, kept: frozenset[str]) -> bytes:
 def graph_from_bytes(data: bytes, mode: FakeTensorMode) -> fx.GraphModule:
     """The inverse of :func:`graph_to_bytes`; tensors in the metadata are of ``mode``."""
     with unset_fake_temporarily():
-        return GraphPickler.loads(data, mode)  # type: ignore[return-value]
+        found: Any = GraphPickler.loads(data, mode)
+        for module in found.modules():
+            if isinstance(module, fx.GraphModule):
+                module.recompile()  # graphs inside of it come without their code
+    return found  # type: ignore[no-any-return]
 
 
 def not_cacheable(reason: str) -> Exception:

@@ -65,6 +65,11 @@ def in_fallback(x: torch.Tensor) -> torch.Tensor:
     )
 
 
+@torch.compiler.nested_compile_region
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).tanh()
+
+
 PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
     "views": (lambda x: (x.t() * 2, x[1:], x @ W), {}),
     "changed": (changes, {}),
@@ -72,6 +77,7 @@ PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
     "data": (lambda x: x.detach()[x.detach() > 0].sum() + x, {}),
     "fallback": (in_fallback, {}),
     "checkpointed": (lambda x: checkpoint(lambda x: (x @ W).tanh(), x, use_reentrant=False), {}),
+    "regions": (lambda x: layer(layer(x, W), W * 2), {}),
     "complex": (lambda x: torch.fft.fft(x).abs(), {}),
     "number": (lambda x: (x.sum(), 3, None), {}),
 }
