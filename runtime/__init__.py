@@ -1,5 +1,6 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
+from . import strict
 from .executor import Executor, draw_seed, results_plan
 from .neff import Loaded, Neff, compile_stablehlo, contents, load, save, stablehlo_text
 from .neff_file import NeffError, NeffFile, read
@@ -40,4 +41,5 @@ __all__ = [
     "results_plan",
     "save",
     "stablehlo_text",
+    "strict",
 ]

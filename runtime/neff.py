@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from . import pjrt
+from .checked import check_program
 from .neff_file import NeffError, NeffFile, read, write
 from .plain import (
     options_from_plain,
@@ -101,6 +102,15 @@ def save(
         NeffError: where the signature holds a constant that a file cannot.
         OSError: where the file cannot be written.
     """
+    write(path, to_file(neff, signature, constants))
+
+
+def to_file(neff: Neff, signature: Signature, constants: Sequence[torch.Tensor] = ()) -> NeffFile:
+    """What :func:`save` writes.
+
+    Raises:
+        NeffError: where the signature holds a constant that a file cannot.
+    """
     held = [tensor.detach().contiguous() for tensor in constants]
     sections = {STABLEHLO: pjrt.portable(neff.stablehlo)}
     if held:
@@ -116,7 +126,7 @@ def save(
         "machine": machine(),
         "source": hashlib.sha256(neff.stablehlo.encode()).hexdigest(),
     }
-    write(path, NeffFile(metadata, sections))
+    return NeffFile(metadata, sections)
 
 
 def load(path: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
@@ -133,9 +143,19 @@ def load(path: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
         PlatformError: where the file is for a platform that is not installed.
         OSError: where the file cannot be read.
     """
-    file = read(path)
+    return from_file(read(path), trust=trust)
+
+
+def from_file(file: NeffFile, *, trust: bool = False) -> Loaded:
+    """The same, of a file that was read.
+
+    Raises:
+        NeffError, RuntimeCompileError, PlatformError: as :func:`load`.
+    """
     signature, options, constants = contents(file)
     stablehlo = stablehlo_text(file)
+    if not trust:
+        check_program(stablehlo, signature, constants)
     reason = _why_rebuild(file, trust)
     if reason is None:
         started = time.perf_counter()

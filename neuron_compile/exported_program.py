@@ -1,0 +1,543 @@
+"""Graphs from ``torch.export``: what goes in, what comes out, what is shared and what changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from .decompositions import decompositions, lowered_whole
+from .errors import PackageError
+from .package_trees import DATACLASS, NAMED_TUPLE, STRUCT_SEQUENCE, Tree
+from .runtime import ResultSpec, View
+from .specialize import specialize
+from .torch_internals import (
+    copied,
+    functional_program,
+    has_symbols,
+    shared_inputs,
+    size_expression,
+)
+
+#: Checks that hold by the time a graph has static sizes: tracing has made them.
+_PROVED = (torch.ops.aten._assert_tensor_metadata.default,)
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedWeight:
+    """A parameter, a buffer or a tensor that the code held.
+
+    ``names`` are all that the tensor has in the state dict; ``in_state`` is whether it has any.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    tensor: torch.Tensor
+    in_state: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A graph of static sizes whose inputs are tensors.
+
+    Attributes:
+        captured: what it comes from.
+        module: its results are new values of ``mutations``, then the tensors in ``outputs``.
+        sources: for each input ``("weight", n)`` of ``captured.weights``, or ``("input", n)`` of
+            ``tensors``.
+        tensors: the tensors among a call's arguments.
+        inputs: the structure of ``(args, kwargs)``.
+        outputs: the structure of the results; its tensors count from the first after mutations.
+        mutations: positions of the inputs that change.
+        shared: results that are inputs, or views of them, in eager PyTorch.
+    """
+
+    captured: Captured
+    module: fx.GraphModule
+    sources: tuple[tuple[str, int], ...]
+    tensors: tuple[torch.Tensor, ...]
+    inputs: Tree
+    outputs: Tree
+    mutations: tuple[int, ...]
+    shared: Mapping[int, ResultSpec]
+
+    def static_positions(self) -> Iterator[int]:
+        """Positions of the inputs that are weights."""
+        return (index for index, (kind, _) in enumerate(self.sources) if kind == "weight")
+
+
+class Captured:
+    """A model that ``torch.export`` captured, with symbolic sizes or without."""
+
+    def __init__(self, program: Any, inputs: Sequence[Any], prefix: str) -> None:
+        #: As it was captured: it mutates what the model mutates.
+        self._original = program
+        self._program = functional_program(program, decompositions(), lowered_whole())
+        #: The leaves of a call.
+        self.inputs = tuple(inputs)
+        names = _names_by_memory(program.state_dict, prefix)
+        self.weights: list[CapturedWeight] = []
+        self._sources: list[tuple[str, int]] = []
+        leaves = 0
+        for spec in self._program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                self._sources.append(("input", leaves))
+                leaves += 1
+                continue
+            self._sources.append(("weight", len(self.weights)))
+            self.weights.append(self._weight(spec, names, prefix))
+
+    def _weight(self, spec: Any, names: Mapping[Any, list[str]], prefix: str) -> CapturedWeight:
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+        if spec.kind not in kinds:
+            raise PackageError(
+                f"{spec.target} is a {spec.kind.name}: a package holds tensors, no objects"
+            )
+        program, name = self._program, str(spec.target)
+        in_state = spec.kind is not InputKind.CONSTANT_TENSOR and spec.persistent is not False
+        tensor = program.state_dict[name] if in_state else program.constants[name]
+        known = tuple(names.get(_identity(tensor), ())) if in_state else ()
+        return CapturedWeight(name.removeprefix(prefix), known, tensor.detach(), in_state)
+
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The leaves of another call, which must have the same structure.
+
+        Raises:
+            PackageError: where it has not.
+        """
+        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+        wanted = self._original.call_spec.in_spec
+        if spec != wanted:
+            raise PackageError(f"examples differ in structure: {spec}, not {wanted}")
+        return tuple(leaves)
+
+    def shapes(self) -> list[Any]:
+        """The (symbolic) values of a call's leaves."""
+        nodes = self._program.graph.find_nodes(op="placeholder")
+        pairs = zip(nodes, self._sources, strict=True)
+        return [node.meta.get("val") for node, (kind, _) in pairs if kind == "input"]
+
+    def resized(
+        self, sizes: Mapping[str, int], dims: Mapping[str, tuple[int, int]]
+    ) -> tuple[Any, ...]:
+        """The leaves of a call with other sizes; tensors hold no values that mean something.
+
+        Args:
+            dims: for each name the leaf and the dimension that have its size.
+        """
+        values = self.shapes()
+        symbols: dict[Any, int] = {}
+        for name, size in sizes.items():
+            if name not in dims:
+                raise PackageError(
+                    f"sizes: no Dim is named {name!r}; dynamic_shapes has {', '.join(dims)}"
+                )
+            leaf, dim = dims[name]
+            expression = size_expression(values[leaf].shape[dim])
+            if not isinstance(expression, int):
+                symbols[expression] = size
+            elif expression != size:
+                raise PackageError(f"sizes: {name!r} is {expression}, as the model demands")
+        return tuple(
+            _resized(example, value, symbols)
+            for example, value in zip(self.inputs, values, strict=True)
+        )
+
+    def static(self, inputs: Sequence[Any]) -> Static:
+        """The graph for a call with these leaves.
+
+        Raises:
+            PackageError: for a call that the graph is not for, an argument or result that a
+                package cannot hold, or arguments that share memory and change.
+        """
+        self._check_ranges(inputs)
+        every = [
+            inputs[index] if kind == "input" else self.weights[index].tensor
+            for kind, index in self._sources
+        ]
+        module = self._program.graph_module
+        module = specialize(module, every) if has_symbols(module) else copied(module)
+        for node in list(module.graph.nodes):
+            if node.op == "call_function" and node.target in _PROVED:
+                module.graph.erase_node(node)
+        return _Finisher(self, module, every, inputs).static()
+
+    def shared(self, every: Sequence[Any]) -> list[Any]:
+        """For each result, the input whose memory it shares; see ``shared_inputs``."""
+        order = [str(spec.arg.name) for spec in self._original.graph_signature.input_specs]
+        ours = [str(spec.arg.name) for spec in self._program.graph_signature.input_specs]
+        given = dict(zip(ours, every, strict=True))
+        found = shared_inputs(self._original.graph_module, [given[name] for name in order])
+        return [item and (ours.index(order[item[0]]), *item[1:]) for item in found]
+
+    @property
+    def results(self) -> list[Any]:
+        """What torch.export says of each result of the functional graph."""
+        return list(self._program.graph_signature.output_specs)
+
+    @property
+    def targets(self) -> list[str]:
+        """What torch.export calls each input: a name in the state dict, or an argument."""
+        return [str(x.target or x.arg.name) for x in self._program.graph_signature.input_specs]
+
+    @property
+    def sources(self) -> list[tuple[str, int]]:
+        """For each input of the graph ``("weight", n)`` or ``("input", n)``, a leaf of a call."""
+        return list(self._sources)
+
+    @property
+    def structures(self) -> tuple[Any, Any]:
+        """The tree specs of ``(args, kwargs)`` and of the results."""
+        spec = self._original.call_spec
+        return spec.in_spec, spec.out_spec
+
+    def _check_ranges(self, inputs: Sequence[Any]) -> None:
+        """Compare a call with the symbolic sizes: equal symbols, ranges, fixed numbers."""
+        found: dict[Any, int] = {}
+        ranges = self._program.range_constraints
+        checks: list[tuple[int, Any, int]] = []
+        for leaf, (value, given) in enumerate(zip(self.shapes(), inputs, strict=True)):
+            if isinstance(value, torch.Tensor) != isinstance(given, torch.Tensor):
+                raise PackageError(f"examples differ at leaf {leaf}: {type(given).__name__}")
+            pairs = [(value, given)]
+            if isinstance(value, torch.Tensor):
+                if value.dtype != given.dtype or value.dim() != given.dim():
+                    raise PackageError(f"examples differ in dtype or dimensions at leaf {leaf}")
+                pairs = list(zip(value.shape, given.shape, strict=True))
+            elif not isinstance(value, torch.SymInt):
+                if type(value) is not type(given) or value != given:
+                    raise PackageError(f"examples differ at leaf {leaf}: {given!r}, not {value!r}")
+                continue
+            for size, actual in pairs:
+                expression = size_expression(size)
+                if getattr(expression, "is_Symbol", False):
+                    found.setdefault(expression, actual)
+                checks.append((leaf, expression, actual))
+        for leaf, expression, actual in checks:
+            wanted = expression if isinstance(expression, int) else expression.subs(found)
+            if wanted != actual:
+                raise PackageError(
+                    f"leaf {leaf} of the arguments has the size {actual}, where the model was "
+                    f"exported for {wanted if isinstance(wanted, int) else expression}"
+                )
+        for symbol, size in found.items():
+            allowed = ranges.get(symbol)
+            if allowed is not None and not allowed.lower <= size <= allowed.upper:
+                raise PackageError(
+                    f"the size {size} is not within {allowed.lower} to {allowed.upper}, for which "
+                    "the model was exported"
+                )
+
+
+class _Finisher:
+    """Brings a graph into the form that a package holds."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        module: fx.GraphModule,
+        every: Sequence[Any],
+        inputs: Sequence[Any],
+    ) -> None:
+        self._captured = captured
+        self._module = module
+        self._every = every
+        self._inputs = inputs
+
+    def static(self) -> Static:
+        captured, graph = self._captured, self._module.graph
+        results = list(graph.output_node().args[0])  # type: ignore[arg-type]
+        specs = captured.results
+        count = sum(spec.kind is not OutputKind.USER_OUTPUT for spec in specs)
+        mutated = [self._mutated(spec) for spec in specs[:count]]
+        self._refuse_overlaps(set(mutated))
+        leaves, shared = self._results(results, count)
+        graph.output_node().args = (tuple(results),)
+        graph.eliminate_dead_code()
+        kept = self._keep({*mutated, *(spec.index for spec in shared.values())})
+        self._module.recompile()
+        new = {old: position for position, old in enumerate(kept)}
+        tensors = [i for i, x in enumerate(self._inputs) if isinstance(x, torch.Tensor)]
+        in_spec, out_spec = captured.structures
+        return Static(
+            captured=captured,
+            module=self._module,
+            sources=tuple(
+                (kind, tensors.index(index) if kind == "input" else index)
+                for kind, index in (captured.sources[old] for old in kept)
+            ),
+            tensors=tuple(self._inputs[i] for i in tensors),
+            inputs=structure(
+                in_spec, [self._input(x, tensors, i) for i, x in enumerate(self._inputs)]
+            ),
+            outputs=structure(out_spec, leaves),
+            mutations=tuple(new[old] for old in mutated),
+            shared={
+                index: dataclasses.replace(spec, index=new[spec.index])
+                for index, spec in shared.items()
+            },
+        )
+
+    def _input(self, value: Any, tensors: Sequence[int], index: int) -> Tree:
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu" or value.layout is not torch.strided:
+                raise PackageError("arguments must be dense CPU tensors")
+            return Tree("tensor", index=tensors.index(index))
+        return _value(value, "an argument")
+
+    def _mutated(self, spec: Any) -> int:
+        """The position of the input that a result is the new value of."""
+        kinds = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+        parameter = getattr(OutputKind, "PARAMETER_MUTATION", None)
+        if spec.kind not in (*kinds, parameter):
+            raise PackageError(f"a result is a {spec.kind.name}, which a package does not hold")
+        return self._captured.targets.index(str(spec.target))
+
+    def _refuse_overlaps(self, mutated: set[int]) -> None:
+        """torch.export takes all arguments for tensors with a memory of their own."""
+        places = [
+            x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0
+            for x in self._every
+        ]
+        for position in mutated:
+            if self._captured.sources[position][0] != "input" or not places[position]:
+                continue
+            if places.count(places[position]) > 1:
+                raise PackageError(
+                    f"{self._captured.targets[position]} changes and shares memory with another "
+                    "argument; give a clone as the example"
+                )
+
+    def _results(self, results: list[Any], count: int) -> tuple[list[Tree], dict[int, ResultSpec]]:
+        """The leaves of the results' structure, and results that are made from inputs.
+
+        What need not be computed becomes ``None`` in ``results``.
+        """
+        leaves: list[Tree] = []
+        shared: dict[int, ResultSpec] = {}
+        sharing = self._captured.shared(self._every)
+        for index, origin in enumerate(sharing, count):
+            item = results[index]
+            if not isinstance(item, fx.Node):
+                leaves.append(_value(item, "a result"))
+                continue
+            if not isinstance(item.meta.get("val"), torch.Tensor):
+                raise PackageError(
+                    f"a result ({item.format_node()}) is a number that depends on data, or no "
+                    "tensor: return a tensor"
+                )
+            leaves.append(Tree("tensor", index=index - count))
+            if origin is not None:
+                shared[index] = _from_input(*origin)
+                results[index] = None
+        return leaves, shared
+
+    def _keep(self, needed: set[int]) -> list[int]:
+        """Drop inputs that nothing uses; the positions of those that stay."""
+        kept = []
+        for index, node in enumerate(self._module.graph.find_nodes(op="placeholder")):
+            if node.users or index in needed:
+                kept.append(index)
+            else:
+                self._module.graph.erase_node(node)
+        return kept
+
+
+def _from_input(position: int, result: torch.Tensor, base: torch.Tensor) -> ResultSpec:
+    """A result that is an input, or a view of one."""
+    if result is base:
+        return ResultSpec("input", position)
+    begin = result.storage_offset() * result.element_size()
+    begin -= base.storage_offset() * base.element_size()
+    retyped = result.dtype if result.dtype != base.dtype else None
+    return ResultSpec(
+        "input",
+        position,
+        view=View(
+            tuple(result.shape),
+            tuple(result.stride()),
+            begin // result.element_size(),
+            tuple(base.stride()),
+            retyped,
+        ),
+    )
+
+
+def _value(value: Any, what: str) -> Tree:
+    if isinstance(value, bool | int | float | str | None):
+        return Tree("value", value=value)
+    raise PackageError(
+        f"{what} is a {type(value).__name__}; a package takes tensors, numbers, strings and None"
+    )
+
+
+def structure(spec: Any, leaves: Sequence[Tree]) -> Tree:
+    """A package's form of torch's tree spec.
+
+    Raises:
+        PackageError: for a container that a package cannot name.
+    """
+    if spec.is_leaf():
+        (leaf,) = leaves
+        return leaf
+    items, begin = [], 0
+    for child in spec.children():
+        items.append(structure(child, leaves[begin : begin + child.num_leaves]))
+        begin += child.num_leaves
+    inner, found = tuple(items), spec.type
+    if found in (tuple, list):
+        return Tree(found.__name__, inner)
+    if found is dict or found.__name__ == "OrderedDict":
+        keys = tuple(spec.context)
+        if not all(isinstance(key, str | int) for key in keys):
+            raise PackageError(f"a dict has the keys {keys}; a package has strings and integers")
+        return Tree("dict" if found is dict else "ordered_dict", inner, keys)
+    return _record(spec, inner)
+
+
+def _record(spec: Any, items: tuple[Tree, ...]) -> Tree:
+    """A named tuple, a dataclass or a struct sequence, by what its own unflattening makes."""
+    marks = [object() for _ in items]
+    example = pytree.SUPPORTED_NODES[spec.type].unflatten_fn(marks, spec.context)
+    found = type(example)
+    name = f"{found.__module__}:{found.__qualname__}"
+    if isinstance(example, tuple):
+        fields = getattr(example, "_fields", None)
+        if fields is not None:
+            return Tree(NAMED_TUPLE, items, tuple(fields), type=name)
+        if found.__module__ == "torch.return_types":
+            named = tuple(f"field_{index}" for index in range(len(items)))
+            return Tree(STRUCT_SEQUENCE, items, named, type=name)
+    if dataclasses.is_dataclass(example):
+        held = {id(mark): item for mark, item in zip(marks, items, strict=True)}
+        fields_by_item = {
+            field.name: held[id(value)]
+            for field in dataclasses.fields(example)
+            for value in [getattr(example, field.name, None)]
+            if id(value) in held
+        }
+        if len(fields_by_item) == len(items):
+            values = tuple(fields_by_item.values())
+            return Tree(DATACLASS, values, tuple(fields_by_item), type=name)
+    raise PackageError(
+        f"a package cannot hold a {name}; use tuples, lists, dicts, named tuples or dataclasses "
+        "(torch.export.register_dataclass)"
+    )
+
+
+def capture(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    strict: bool,
+) -> Captured:
+    """Export a model for one call; see :func:`neuron_compile.export`."""
+    module, prefix = _as_module(model)
+    with torch.no_grad():
+        program = torch.export.export(
+            module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=strict
+        )
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    wanted = program.call_spec.in_spec
+    if spec != wanted:
+        # torch.export sorts keyword arguments into the order of the function's own.
+        names = [*wanted.children()[1].context]
+        leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
+    return Captured(program, leaves, prefix)
+
+
+class _Function(torch.nn.Module):
+    """A function, or a method of a module, in the form that torch.export takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            self.owner = owner
+        self._function = function
+        # torch.export binds arguments by the names of ``forward``.
+        self.forward = function
+
+
+def _as_module(model: Callable[..., Any]) -> tuple[torch.nn.Module, str]:
+    """A module, and what the names of its weights begin with that the user's do not."""
+    if isinstance(model, torch.nn.Module):
+        return model, ""
+    return _Function(model), "owner."
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _names_by_memory(state: Mapping[str, torch.Tensor], prefix: str) -> dict[Any, list[str]]:
+    """The names of each tensor of a state dict; tied ones have several."""
+    found: dict[Any, list[str]] = {}
+    for name, tensor in state.items():
+        found.setdefault(_identity(tensor), []).append(name.removeprefix(prefix))
+    return found
+
+
+def _resized(example: Any, value: Any, symbols: Mapping[Any, int]) -> Any:
+    """A tensor like ``example`` with the sizes that ``value`` has for these symbols."""
+    if isinstance(value, torch.SymInt):
+        expression = size_expression(value)
+        return int(expression.subs(symbols)) if not isinstance(expression, int) else example
+    if not isinstance(value, torch.Tensor):
+        return example
+    expressions = [size_expression(size) for size in value.shape]
+    shape = []
+    for expression, size in zip(expressions, example.shape, strict=True):
+        number = expression if isinstance(expression, int) else expression.subs(symbols)
+        # A symbol that nobody asked to change keeps the size of the example.
+        shape.append(int(number) if getattr(number, "is_number", True) else size)
+    order = sorted(range(len(shape)), key=lambda dim: (-example.stride(dim), dim))
+    moved = torch.empty([shape[dim] for dim in order], dtype=example.dtype)
+    return moved.permute([order.index(dim) for dim in range(len(shape))])
+
+
+def named_dims(
+    captured: Captured,
+    model: Callable[..., Any],
+    example: tuple[tuple[Any, ...], Mapping[str, Any]],
+    dynamic_shapes: Any,
+) -> dict[str, tuple[int, int]]:
+    """Where a Dim stands in ``dynamic_shapes``: the leaf of a call, and its dimension.
+
+    Raises:
+        PackageError: for a form of ``dynamic_shapes`` in which this cannot be found.
+    """
+    args, kwargs = example
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    if isinstance(dynamic_shapes, tuple | list):
+        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
+    if not isinstance(dynamic_shapes, Mapping):
+        raise PackageError("sizes need dynamic_shapes as a dict or a tuple")
+    positions = {id(leaf): n for n, leaf in enumerate(captured.inputs)}
+    found: dict[str, tuple[int, int]] = {}
+
+    def visit(value: Any, spec: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
+            for dim, size in pairs:
+                if isinstance(size, torch.export.Dim) and not hasattr(size, "root"):
+                    found.setdefault(size.__name__, (positions[id(value)], dim))
+        elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+            for key, item in value.items():
+                visit(item, spec.get(key))
+        elif isinstance(value, tuple | list) and isinstance(spec, tuple | list):
+            for item, inner in zip(value, spec, strict=False):
+                visit(item, inner)
+
+    for name, value in bound.items():
+        visit(value, dynamic_shapes.get(name))
+    return found
