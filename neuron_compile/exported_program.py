@@ -326,6 +326,7 @@ class _Finisher:
             item = results[index]
             if not isinstance(item, fx.Node):
                 leaves.append(_value(item, "a result"))
+                results[index] = None
                 continue
             if not isinstance(item.meta.get("val"), torch.Tensor):
                 raise PackageError(

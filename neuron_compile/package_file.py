@@ -145,7 +145,7 @@ def write(
     """
     sums = {name: Part(len(data), hashlib.sha256(data).hexdigest()) for name, data in parts.items()}
     manifest = _manifest_to_plain(Manifest(versions, sums, tuple(weights), entry_points))
-    text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
+    text = json.dumps(manifest, indent=1, allow_nan=False).encode()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
