@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from .decompositions import decompositions, lowered_whole
 from .errors import PackageError
-from .package_trees import DATACLASS, NAMED_TUPLE, STRUCT_SEQUENCE, Tree
+from .package_structures import leaf, structure
+from .package_trees import Tree
 from .runtime import ResultSpec, View
 from .specialize import specialize
 from .torch_internals import (
@@ -23,6 +24,7 @@ from .torch_internals import (
     has_symbols,
     shared_inputs,
     size_expression,
+    written_inputs,
 )
 
 #: Checks that hold by the time a graph has static sizes: tracing has made them.
@@ -76,6 +78,7 @@ class Captured:
     """A model that ``torch.export`` captured, with symbolic sizes or without."""
 
     def __init__(self, program: Any, inputs: Sequence[Any], prefix: str) -> None:
+        _refuse_shared_writes(program, inputs)
         #: As it was captured: it mutates what the model mutates.
         self._original = program
         self._program = functional_program(program, decompositions(), lowered_whole())
@@ -138,8 +141,8 @@ class Captured:
                 raise PackageError(
                     f"sizes: no Dim is named {name!r}; dynamic_shapes has {', '.join(dims)}"
                 )
-            leaf, dim = dims[name]
-            expression = size_expression(values[leaf].shape[dim])
+            place, dim = dims[name]
+            expression = size_expression(values[place].shape[dim])
             if not isinstance(expression, int):
                 symbols[expression] = size
             elif expression != size:
@@ -202,28 +205,28 @@ class Captured:
         found: dict[Any, int] = {}
         ranges = self._program.range_constraints
         checks: list[tuple[int, Any, int]] = []
-        for leaf, (value, given) in enumerate(zip(self.shapes(), inputs, strict=True)):
+        for place, (value, given) in enumerate(zip(self.shapes(), inputs, strict=True)):
             if isinstance(value, torch.Tensor) != isinstance(given, torch.Tensor):
-                raise PackageError(f"examples differ at leaf {leaf}: {type(given).__name__}")
+                raise PackageError(f"examples differ at leaf {place}: {type(given).__name__}")
             pairs = [(value, given)]
             if isinstance(value, torch.Tensor):
                 if value.dtype != given.dtype or value.dim() != given.dim():
-                    raise PackageError(f"examples differ in dtype or dimensions at leaf {leaf}")
+                    raise PackageError(f"examples differ in dtype or dimensions at leaf {place}")
                 pairs = list(zip(value.shape, given.shape, strict=True))
             elif not isinstance(value, torch.SymInt):
                 if type(value) is not type(given) or value != given:
-                    raise PackageError(f"examples differ at leaf {leaf}: {given!r}, not {value!r}")
+                    raise PackageError(f"examples differ at leaf {place}: {given!r}, not {value!r}")
                 continue
             for size, actual in pairs:
                 expression = size_expression(size)
                 if getattr(expression, "is_Symbol", False):
                     found.setdefault(expression, actual)
-                checks.append((leaf, expression, actual))
-        for leaf, expression, actual in checks:
+                checks.append((place, expression, actual))
+        for place, expression, actual in checks:
             wanted = expression if isinstance(expression, int) else expression.subs(found)
             if wanted != actual:
                 raise PackageError(
-                    f"leaf {leaf} of the arguments has the size {actual}, where the model was "
+                    f"leaf {place} of the arguments has the size {actual}, where the model was "
                     f"exported for {wanted if isinstance(wanted, int) else expression}"
                 )
         for symbol, size in found.items():
@@ -256,7 +259,6 @@ class _Finisher:
         specs = captured.results
         count = sum(spec.kind is not OutputKind.USER_OUTPUT for spec in specs)
         mutated = [self._mutated(spec) for spec in specs[:count]]
-        self._refuse_overlaps(set(mutated))
         leaves, shared = self._results(results, count)
         graph.output_node().args = (tuple(results),)
         graph.eliminate_dead_code()
@@ -289,7 +291,7 @@ class _Finisher:
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 raise PackageError("arguments must be dense CPU tensors")
             return Tree("tensor", index=tensors.index(index))
-        return _value(value, "an argument")
+        return leaf(value, "an argument")
 
     def _mutated(self, spec: Any) -> int:
         """The position of the input that a result is the new value of."""
@@ -298,21 +300,6 @@ class _Finisher:
         if spec.kind not in (*kinds, parameter):
             raise PackageError(f"a result is a {spec.kind.name}, which a package does not hold")
         return self._captured.targets.index(str(spec.target))
-
-    def _refuse_overlaps(self, mutated: set[int]) -> None:
-        """torch.export takes all arguments for tensors with a memory of their own."""
-        places = [
-            x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0
-            for x in self._every
-        ]
-        for position in mutated:
-            if self._captured.sources[position][0] != "input" or not places[position]:
-                continue
-            if places.count(places[position]) > 1:
-                raise PackageError(
-                    f"{self._captured.targets[position]} changes and shares memory with another "
-                    "argument; give a clone as the example"
-                )
 
     def _results(self, results: list[Any], count: int) -> tuple[list[Tree], dict[int, ResultSpec]]:
         """The leaves of the results' structure, and results that are made from inputs.
@@ -325,7 +312,7 @@ class _Finisher:
         for index, origin in enumerate(sharing, count):
             item = results[index]
             if not isinstance(item, fx.Node):
-                leaves.append(_value(item, "a result"))
+                leaves.append(leaf(item, "a result"))
                 results[index] = None
                 continue
             if not isinstance(item.meta.get("val"), torch.Tensor):
@@ -370,66 +357,36 @@ def _from_input(position: int, result: torch.Tensor, base: torch.Tensor) -> Resu
     )
 
 
-def _value(value: Any, what: str) -> Tree:
-    if isinstance(value, bool | int | float | str | None):
-        return Tree("value", value=value)
-    raise PackageError(
-        f"{what} is a {type(value).__name__}; a package takes tensors, numbers, strings and None"
-    )
+def _refuse_shared_writes(program: Any, inputs: Sequence[Any]) -> None:
+    """Refuse a model that writes to memory which two of its buffers share in part.
 
-
-def structure(spec: Any, leaves: Sequence[Tree]) -> Tree:
-    """A package's form of torch's tree spec.
+    torch.export and the functional graph take each for a tensor with a memory of its own.
 
     Raises:
-        PackageError: for a container that a package cannot name.
+        PackageError: naming what is written to.
     """
-    if spec.is_leaf():
-        (leaf,) = leaves
-        return leaf
-    items, begin = [], 0
-    for child in spec.children():
-        items.append(structure(child, leaves[begin : begin + child.num_leaves]))
-        begin += child.num_leaves
-    inner, found = tuple(items), spec.type
-    if found in (tuple, list):
-        return Tree(found.__name__, inner)
-    if found is dict or found.__name__ == "OrderedDict":
-        keys = tuple(spec.context)
-        if not all(isinstance(key, str | int) for key in keys):
-            raise PackageError(f"a dict has the keys {keys}; a package has strings and integers")
-        return Tree("dict" if found is dict else "ordered_dict", inner, keys)
-    return _record(spec, inner)
-
-
-def _record(spec: Any, items: tuple[Tree, ...]) -> Tree:
-    """A named tuple, a dataclass or a struct sequence, by what its own unflattening makes."""
-    marks = [object() for _ in items]
-    example = pytree.SUPPORTED_NODES[spec.type].unflatten_fn(marks, spec.context)
-    found = type(example)
-    name = f"{found.__module__}:{found.__qualname__}"
-    if isinstance(example, tuple):
-        fields = getattr(example, "_fields", None)
-        if fields is not None:
-            return Tree(NAMED_TUPLE, items, tuple(fields), type=name)
-        if found.__module__ == "torch.return_types":
-            named = tuple(f"field_{index}" for index in range(len(items)))
-            return Tree(STRUCT_SEQUENCE, items, named, type=name)
-    if dataclasses.is_dataclass(example):
-        held = {id(mark): item for mark, item in zip(marks, items, strict=True)}
-        fields_by_item = {
-            field.name: held[id(value)]
-            for field in dataclasses.fields(example)
-            for value in [getattr(example, field.name, None)]
-            if id(value) in held
-        }
-        if len(fields_by_item) == len(items):
-            values = tuple(fields_by_item.values())
-            return Tree(DATACLASS, values, tuple(fields_by_item), type=name)
-    raise PackageError(
-        f"a package cannot hold a {name}; use tuples, lists, dicts, named tuples or dataclasses "
-        "(torch.export.register_dataclass)"
-    )
+    leaves = iter(inputs)
+    held = {**program.state_dict, **program.constants}
+    specs = program.graph_signature.input_specs
+    values = [
+        next(leaves) if spec.kind is InputKind.USER_INPUT else held.get(str(spec.target))
+        for spec in specs
+    ]
+    used = [bool(node.users) for node in program.graph.find_nodes(op="placeholder")]
+    places = [
+        x.untyped_storage().data_ptr()
+        if use and isinstance(x, torch.Tensor) and x.layout is torch.strided
+        else 0
+        for x, use in zip(values, used, strict=True)
+    ]
+    if not any(place and places.count(place) > 1 for place in places):
+        return
+    for index in written_inputs(program.graph_module, values):
+        if places[index] and places.count(places[index]) > 1:
+            raise PackageError(
+                f"{specs[index].target or specs[index].arg.name} is written to and shares memory "
+                "with another parameter or buffer; make them one tensor, or clone one"
+            )
 
 
 def capture(
@@ -452,6 +409,33 @@ def capture(
         names = [*wanted.children()[1].context]
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
     return Captured(program, leaves, prefix)
+
+
+def distinct(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call whose tensors have a memory of their own each, not that of the model's either.
+
+    Of one tensor that is given twice, torch.export cannot tell what the model does with which.
+    """
+    owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+    held = list(owner.state_dict().values()) if isinstance(owner, torch.nn.Module) else []
+    known = {x.untyped_storage().data_ptr() for x in held if x.layout is torch.strided} - {0}
+
+    def apart(value: torch.Tensor) -> torch.Tensor:
+        if value.layout is not torch.strided or value.device.type != "cpu":
+            return value
+        place = value.untyped_storage().data_ptr()
+        if place and place in known:
+            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            return copy if any(step == 0 for step in value.stride()) else copy.copy_(value.detach())
+        known.add(place)
+        return value
+
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        torch.Tensor, apart, (args, dict(kwargs))
+    )
+    return found
 
 
 class _Function(torch.nn.Module):
@@ -523,7 +507,7 @@ def named_dims(
         dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
     if not isinstance(dynamic_shapes, Mapping):
         raise PackageError("sizes need dynamic_shapes as a dict or a tuple")
-    positions = {id(leaf): n for n, leaf in enumerate(captured.inputs)}
+    positions = {id(value): n for n, value in enumerate(captured.inputs)}
     found: dict[str, tuple[int, int]] = {}
 
     def visit(value: Any, spec: Any) -> None:

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from . import exported_program as exported
-from . import package_file
+from . import package_file, package_tensors
 from .backend import open_device
 from .errors import PackageError
 from .exported_program import Static
@@ -95,7 +95,7 @@ def export(
     parts = dict(store.programs)
     for part in (WEIGHTS, CONSTANTS):
         tensors = {
-            weight.names[0]: package_file.stored(item.tensor)
+            weight.names[0]: package_tensors.stored(item.tensor)
             for weight, item in zip(held, store.items, strict=True)
             if weight.part == part
         }
@@ -142,7 +142,7 @@ def _entry_point(
     name: str, entry: Entry, store: _Store, settings: Settings, strict: bool
 ) -> EntryPoint:
     model, args, kwargs, dynamic_shapes, sizes = entry
-    examples = _examples(args, kwargs)
+    examples = [exported.distinct(model, *example) for example in _examples(args, kwargs)]
     positional = _positional(name, model, examples)
     programs: list[Program] = []
     for static in _statics(model, examples, dynamic_shapes, sizes, strict):
@@ -337,7 +337,7 @@ class _Store:
         if part == WEIGHTS or mutable or place in self._positions:
             return place
         # Each export makes tensors of its own from what the code holds.
-        data = package_file.stored(tensor).reshape(-1).view(torch.uint8).numpy().data
+        data = package_tensors.stored(tensor).reshape(-1).view(torch.uint8).numpy().data
         return (hashlib.sha256(data).digest(), *layout)
 
 

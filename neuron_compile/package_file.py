@@ -26,12 +26,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from . import package_trees as trees
 from .errors import PackageError
+from .package_tensors import read_header, read_tensors, refuse
 from .package_trees import Tree
 from .runtime import NeffError, Signature, strict
 from .runtime.plain import signature_from_plain, signature_to_plain
@@ -39,7 +40,7 @@ from .runtime.plain import signature_from_plain, signature_to_plain
 FORMAT = 1
 MANIFEST, WEIGHTS, CONSTANTS = "manifest.json", "weights.safetensors", "constants.safetensors"
 _PART = re.compile(r"programs/[0-9a-f]{16}\.neff|(weights|constants)\.safetensors")
-_LONGEST_MANIFEST, _LONGEST_HEADER = 1 << 26, 1 << 26
+_LONGEST_MANIFEST = 1 << 26
 _MOST_MEMBERS = 4096
 _LARGEST = 1 << 48
 _CHUNK = 1 << 20
@@ -259,7 +260,7 @@ class PackageFile:
         if info.file_size > _LONGEST_MANIFEST:
             raise NeffError(f"a manifest of {info.file_size} bytes")
         try:
-            data = json.loads(self._archive.read(info), parse_constant=_refuse)
+            data = json.loads(self._archive.read(info), parse_constant=refuse)
         except RecursionError as error:
             raise NeffError("the manifest is nested too deeply") from error
         manifest = _manifest_from_plain(data)
@@ -278,28 +279,29 @@ class PackageFile:
         return data
 
     def check(self, name: str) -> None:
-        """Compare a member's checksum."""
-        digest = hashlib.sha256()
+        """Compare a member's checksum, and the header of tensors with the manifest."""
+        digest, size = hashlib.sha256(), self.manifest.parts[name].size
         with self._judged(), self._archive.open(self._members[name]) as stream:
+            if name in (WEIGHTS, CONSTANTS):
+                read_header(stream, size, self._wanted(name), digest)
             while data := stream.read(_CHUNK):
                 digest.update(data)
             self._compare(name, digest.hexdigest())
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a safetensors member, by the first of their names."""
-        wanted = {item.names[0]: item for item in self.manifest.weights if item.part == name}
+        digest, size = hashlib.sha256(), self.manifest.parts[name].size
         with self._judged(), self._archive.open(self._members[name]) as stream:
-            found, digest = _read_tensors(stream, self.manifest.parts[name].size, wanted)
-            self._compare(name, digest)
+            found = read_tensors(stream, size, self._wanted(name), digest)
+            self._compare(name, digest.hexdigest())
         return found
+
+    def _wanted(self, name: str) -> dict[str, Weight]:
+        return {item.names[0]: item for item in self.manifest.weights if item.part == name}
 
     def _compare(self, name: str, digest: str) -> None:
         if digest != self.manifest.parts[name].sha256:
             raise NeffError(f"{name} is damaged: its checksum differs")
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON's")
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
@@ -316,6 +318,8 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     members = {info.filename: info for info in listed}
     if len(members) < len(listed):
         raise NeffError("two members have one name")
+    if not all(0 <= info.header_offset < size for info in listed):
+        raise NeffError("a member begins outside of the file")
     if sum(info.file_size for info in listed) > size:
         raise NeffError("the members are larger than the file")
     return members
@@ -433,113 +437,3 @@ def _program(data: Any, where: str, weights: Sequence[Weight]) -> Program:
             fields["signature"], f"{where}.signature", lambda item, _: signature_from_plain(item)
         ),
     )
-
-
-# ------------------------------------------------------------------------------- safetensors
-
-_SAFETENSORS: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-}
-
-
-def stored(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as safetensors takes it: its elements in row-major order, or their bytes where the
-    format has no such dtype."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if plain.dtype in _SAFETENSORS.values():
-        return plain
-    return plain.reshape(-1).view(torch.uint8)
-
-
-def _read_tensors(
-    stream: IO[bytes], size: int, wanted: Mapping[str, Weight]
-) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors and the SHA-256 of a safetensors stream that holds those and no others.
-
-    They are read into memory of their own, at addresses that PJRT shares.
-    """
-    prefix = _take(stream, 8)
-    (length,) = struct.unpack("<Q", prefix)
-    if length > min(size - 8, _LONGEST_HEADER):
-        raise NeffError(f"a header of {length} bytes among {size}")
-    header = _take(stream, length)
-    try:
-        entries = json.loads(header, parse_constant=_refuse)
-    except RecursionError as error:
-        raise NeffError("the header of the tensors is nested too deeply") from error
-    if not isinstance(entries, dict):
-        raise NeffError("the header of the tensors is no object")
-    entries.pop("__metadata__", None)
-    if set(entries) != set(wanted):
-        raise NeffError("the tensors are others than the manifest lists")
-    places = [_place(entries[name], item) for name, item in wanted.items()]
-    end = 0
-    for begin, after in sorted(places):
-        if begin != end:
-            raise NeffError("the tensors overlap, or have gaps between them")
-        end = after
-    if end != size - 8 - length:
-        raise NeffError("the tensors are not as long as the header says")
-    digest = hashlib.sha256(prefix + header)
-    found = {}
-    for _, name in sorted(zip(places, wanted, strict=True)):
-        item = wanted[name]
-        tensor = torch.empty(item.shape, dtype=item.dtype)
-        if item.nbytes:
-            memory = tensor.reshape(-1).view(torch.uint8).numpy().data
-            if stream.readinto(memory) != item.nbytes:  # type: ignore[attr-defined]
-                raise NeffError("the tensors end too early")
-            digest.update(memory)
-        found[name] = _restored(tensor, item.stride)
-    return found, digest.hexdigest()
-
-
-def _take(stream: IO[bytes], count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) != count:
-        raise NeffError("the tensors end too early")
-    return data
-
-
-def _place(entry: Any, item: Weight) -> tuple[int, int]:
-    """Where a tensor lies, if it is the one that the manifest describes."""
-    fields = strict.fields_of(entry, item.names[0], ("dtype", "shape", "data_offsets"))
-    known = item.dtype in _SAFETENSORS.values()
-    dtype, shape = (item.dtype, item.shape) if known else (torch.uint8, (item.nbytes,))
-    name = strict.text(fields["dtype"], item.names[0])
-    if _SAFETENSORS.get(name) != dtype or strict.sizes(fields["shape"], item.names[0]) != shape:
-        raise NeffError(f"{item.names[0]} has another shape or dtype than the manifest says")
-    offsets = strict.sizes(fields["data_offsets"], item.names[0])
-    if len(offsets) != 2 or offsets[1] - offsets[0] != item.nbytes:
-        raise NeffError(f"{item.names[0]} has a wrong length")
-    return offsets[0], offsets[1]
-
-
-def _restored(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A tensor with the strides that the model's has, where these leave no gaps."""
-    if tensor.stride() == stride or not tensor.numel():
-        return tensor
-    order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
-    moved = tensor.permute(order).contiguous()
-    back = [order.index(dim) for dim in range(tensor.dim())]
-    permuted = moved.permute(back)
-    same = all(
-        step == wanted or size == 1
-        for size, step, wanted in zip(tensor.shape, permuted.stride(), stride, strict=True)
-    )
-    return permuted if same else tensor

@@ -123,6 +123,20 @@ def shared_inputs(
     return found
 
 
+def written_inputs(module: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Positions of the inputs that a graph writes to, by running it on fake tensors."""
+    mode = fake_mode()
+    with unset_fake_temporarily(), torch.no_grad():
+        # Each with a memory of its own, or a write to one would count for all that share it.
+        apart = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        fakes = fake_inputs(mode, apart)
+        before = [x._version if isinstance(x, torch.Tensor) else 0 for x in fakes]
+        with mode:
+            module(*fakes)
+        after = [x._version if isinstance(x, torch.Tensor) else 0 for x in fakes]
+    return [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new != old]
+
+
 def _one_memory(one: Any, other: Any) -> bool:
     """Whether two tensors share memory, and a view can say how."""
     return (

@@ -210,10 +210,17 @@ def _why_rebuild(file: NeffFile, trust: bool) -> str | None:
         return "the file has no executable"
     if not trust:
         return "the file is not trusted"
-    for name, here in (("versions", dict(versions())), ("machine", machine())):
-        if file.metadata.get(name) != here:
-            return f"it was made with other {name}: {file.metadata.get(name)}, here {here}"
+    made, here = file.metadata.get("versions"), dict(versions())
+    if not isinstance(made, dict) or _running(made) != _running(here):
+        return f"it was made with other versions: {made}, here {here}"
+    if file.metadata.get("machine") != machine():
+        return f"it was made on another machine: {file.metadata.get('machine')}, here {machine()}"
     return None
+
+
+def _running(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions that an executable depends on when it runs: of what lowered it, no more."""
+    return {name: version for name, version in found.items() if name != "torch-mlir"}
 
 
 @functools.cache
