@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .decompositions import decompositions, lowered_whole
 from .errors import PackageError
+from .export_inputs import as_module
 from .package_structures import leaf, structure
 from .package_trees import Tree
 from .runtime import ResultSpec, View
@@ -397,7 +397,7 @@ def capture(
     strict: bool,
 ) -> Captured:
     """Export a model for one call; see :func:`neuron_compile.export`."""
-    module, prefix = _as_module(model)
+    module, prefix = as_module(model)
     with torch.no_grad():
         program = torch.export.export(
             module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=strict
@@ -409,53 +409,6 @@ def capture(
         names = [*wanted.children()[1].context]
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in names}))
     return Captured(program, leaves, prefix)
-
-
-def distinct(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call whose tensors have a memory of their own each, not that of the model's either.
-
-    Of one tensor that is given twice, torch.export cannot tell what the model does with which.
-    """
-    owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
-    held = list(owner.state_dict().values()) if isinstance(owner, torch.nn.Module) else []
-    known = {x.untyped_storage().data_ptr() for x in held if x.layout is torch.strided} - {0}
-
-    def apart(value: torch.Tensor) -> torch.Tensor:
-        if value.layout is not torch.strided or value.device.type != "cpu":
-            return value
-        place = value.untyped_storage().data_ptr()
-        if place and place in known:
-            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            return copy if any(step == 0 for step in value.stride()) else copy.copy_(value.detach())
-        known.add(place)
-        return value
-
-    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        torch.Tensor, apart, (args, dict(kwargs))
-    )
-    return found
-
-
-class _Function(torch.nn.Module):
-    """A function, or a method of a module, in the form that torch.export takes."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, torch.nn.Module):
-            self.owner = owner
-        self._function = function
-        # torch.export binds arguments by the names of ``forward``.
-        self.forward = function
-
-
-def _as_module(model: Callable[..., Any]) -> tuple[torch.nn.Module, str]:
-    """A module, and what the names of its weights begin with that the user's do not."""
-    if isinstance(model, torch.nn.Module):
-        return model, ""
-    return _Function(model), "owner."
 
 
 def _identity(tensor: torch.Tensor) -> Any:
@@ -487,42 +440,3 @@ def _resized(example: Any, value: Any, symbols: Mapping[Any, int]) -> Any:
     order = sorted(range(len(shape)), key=lambda dim: (-example.stride(dim), dim))
     moved = torch.empty([shape[dim] for dim in order], dtype=example.dtype)
     return moved.permute([order.index(dim) for dim in range(len(shape))])
-
-
-def named_dims(
-    captured: Captured,
-    model: Callable[..., Any],
-    example: tuple[tuple[Any, ...], Mapping[str, Any]],
-    dynamic_shapes: Any,
-) -> dict[str, tuple[int, int]]:
-    """Where a Dim stands in ``dynamic_shapes``: the leaf of a call, and its dimension.
-
-    Raises:
-        PackageError: for a form of ``dynamic_shapes`` in which this cannot be found.
-    """
-    args, kwargs = example
-    function = model.forward if isinstance(model, torch.nn.Module) else model
-    bound = inspect.signature(function).bind(*args, **kwargs).arguments
-    if isinstance(dynamic_shapes, tuple | list):
-        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
-    if not isinstance(dynamic_shapes, Mapping):
-        raise PackageError("sizes need dynamic_shapes as a dict or a tuple")
-    positions = {id(value): n for n, value in enumerate(captured.inputs)}
-    found: dict[str, tuple[int, int]] = {}
-
-    def visit(value: Any, spec: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
-            for dim, size in pairs:
-                if isinstance(size, torch.export.Dim) and not hasattr(size, "root"):
-                    found.setdefault(size.__name__, (positions[id(value)], dim))
-        elif isinstance(value, Mapping) and isinstance(spec, Mapping):
-            for key, item in value.items():
-                visit(item, spec.get(key))
-        elif isinstance(value, tuple | list) and isinstance(spec, tuple | list):
-            for item, inner in zip(value, spec, strict=False):
-                visit(item, inner)
-
-    for name, value in bound.items():
-        visit(value, dynamic_shapes.get(name))
-    return found

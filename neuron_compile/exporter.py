@@ -21,6 +21,7 @@ from . import exported_program as exported
 from . import package_file, package_tensors
 from .backend import open_device
 from .errors import PackageError
+from .export_inputs import distinct, named_dims
 from .exported_program import Static
 from .graph_compiler import compile_whole
 from .package_file import CONSTANTS, WEIGHTS, EntryPoint, Program, TensorInput, Weight
@@ -142,7 +143,7 @@ def _entry_point(
     name: str, entry: Entry, store: _Store, settings: Settings, strict: bool
 ) -> EntryPoint:
     model, args, kwargs, dynamic_shapes, sizes = entry
-    examples = [exported.distinct(model, *example) for example in _examples(args, kwargs)]
+    examples = [distinct(model, *example) for example in _examples(args, kwargs)]
     positional = _positional(name, model, examples)
     programs: list[Program] = []
     for static in _statics(model, examples, dynamic_shapes, sizes, strict):
@@ -194,7 +195,7 @@ def _statics(
     calls = [captured_once.flat(*example) for example in examples]
     if sizes:
         names = list(sizes)
-        dims = exported.named_dims(captured_once, model, examples[0], dynamic_shapes)
+        dims = named_dims(captured_once.inputs, model, examples[0], dynamic_shapes)
         calls = [
             captured_once.resized(dict(zip(names, chosen, strict=True)), dims)
             for chosen in itertools.product(*sizes.values())
