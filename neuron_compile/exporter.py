@@ -82,17 +82,20 @@ def export(
         UnsupportedError: listing all operators that cannot run on the device.
         SettingsError: for an unknown option or a wrong value.
         PackageError: for arguments, results or weights that a package cannot hold.
+        OSError: where the folder is not there or cannot be written to.
         torch._dynamo.exc.UserError: where ``torch.export`` finds fault with ``dynamic_shapes``.
     """
     settings = resolve(options)
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent} is no folder; make it first")
     open_device(settings)
     entries = _entries(model, (model, args, kwargs, dynamic_shapes, sizes), entry_points)
     store = _Store()
     compiled = {
         name: _entry_point(name, entry, store, settings, strict) for name, entry in entries.items()
     }
-    target = Path(path)
-    held = [item.weight(keep) for item, keep in ((x, store.written) for x in store.items)]
+    held = [item.weight(store.written) for item in store.items]
     parts = dict(store.programs)
     for part in (WEIGHTS, CONSTANTS):
         tensors = {

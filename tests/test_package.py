@@ -541,6 +541,11 @@ def test_an_example_given_twice_is_two_arguments(tmp_path: Path) -> None:
         package(args[0], args[0], args[2])
 
 
+def test_a_folder_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        exported(nn.Linear(4, 4), tmp_path / "x", (ROWS,))
+
+
 def test_a_wrong_option_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="unknown option"):
         exported(nn.Linear(4, 4), tmp_path, (ROWS,), options={"plattform": "cpu"})
