@@ -3,7 +3,8 @@
 The backend registers itself by entry point; nothing needs to be imported to use it. This package
 offers what explains it: :func:`explain`, :func:`report`, :func:`reset_report`, and
 :func:`support`, which says where an operator would run; and :func:`register_lowering`, which
-brings an operator of yours to the device.
+brings an operator of yours to the device. :func:`export` compiles a model ahead of time into a
+file, which :func:`load` runs.
 """
 
 from __future__ import annotations
@@ -14,22 +15,36 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .errors import FallbackWarning, NeuronError, SettingsError, UnsupportedError
+    from .errors import (
+        FallbackWarning,
+        InputError,
+        NeuronError,
+        PackageError,
+        SettingsError,
+        UnsupportedError,
+    )
     from .explainer import Explanation, explain
+    from .exporter import export
     from .operators import Support, register_lowering, support
+    from .package import Package, load
     from .records import Report, report, reset_report
     from .settings import Settings
 
 _HOME = {
     "Explanation": "explainer",
     "FallbackWarning": "errors",
+    "InputError": "errors",
     "NeuronError": "errors",
+    "Package": "package",
+    "PackageError": "errors",
     "Report": "records",
     "Settings": "settings",
     "Support": "operators",
     "SettingsError": "errors",
     "UnsupportedError": "errors",
     "explain": "explainer",
+    "export": "exporter",
+    "load": "package",
     "register_lowering": "operators",
     "report": "records",
     "reset_report": "records",
@@ -39,13 +54,18 @@ _HOME = {
 __all__ = [
     "Explanation",
     "FallbackWarning",
+    "InputError",
     "NeuronError",
+    "Package",
+    "PackageError",
     "Report",
     "Settings",
     "SettingsError",
     "Support",
     "UnsupportedError",
     "explain",
+    "export",
+    "load",
     "register_lowering",
     "report",
     "reset_report",

@@ -58,8 +58,7 @@ def compile_dynamo_graph(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph under resolved settings."""
     if not forked() or settings.fullgraph_on_device:
-        trace_on(open_platform(settings.platform))
-        _check_flags(settings.platform, settings.xla_options)
+        open_device(settings)
     static: frozenset[int] = frozenset()
 
     cached = open_cache(settings) is not None
@@ -92,6 +91,16 @@ def compile_dynamo_graph(
             partitioned=functools.partial(seed_recomputation, eager=settings.eager_rng),
             cache_tag=cache_tag(settings) if cached else None,
         )
+
+
+def open_device(settings: Settings) -> None:
+    """Make ready to compile, so that a missing platform or a wrong flag is an error at once.
+
+    Raises:
+        PlatformError, SettingsError: as :func:`neuron`.
+    """
+    trace_on(open_platform(settings.platform))
+    _check_flags(settings.platform, settings.xla_options)
 
 
 _EMPTY = "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"

@@ -32,10 +32,10 @@ from .runtime import (
     NeffError,
     NeffFile,
     RuntimeCompileError,
-    as_file,
     contents,
     loaded,
     pack,
+    to_file,
     unpack,
     warn_once,
 )
@@ -173,7 +173,7 @@ def _put(cache: NeffCache, key: Key, names: list[str], boundary: Boundary, made:
         "operators": sum(node.op == "call_function" for node in boundary.module.graph.nodes),
     }
     try:
-        file = as_file(made.neff, dataclasses.replace(boundary.signature, checks=checks), more=more)
+        file = to_file(made.neff, dataclasses.replace(boundary.signature, checks=checks), more=more)
     except (NeffError, RuntimeCompileError) as error:
         log.info("not cached: %s", error)
         return

@@ -17,3 +17,11 @@ class UnsupportedError(NeuronError):
 
 class FallbackWarning(UserWarning):
     """An operator runs in eager PyTorch between compiled partitions; given once an operator."""
+
+
+class PackageError(NeuronError):
+    """A file is no package, is damaged, of another version, or lacks what a caller asks for."""
+
+
+class InputError(NeuronError, ValueError):
+    """Arguments of a package's entry point are none that it was exported for."""

@@ -22,7 +22,7 @@ from .higher_order import adopt
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import LATE, Partitioned, eager_nodes, is_operator, partition
-from .randomness import REASON, HostDraws, host_draws
+from .randomness import REASON, HostDraws, draws, host_draws
 from .records import (
     DEVICE,
     EAGER,
@@ -39,6 +39,7 @@ from .runtime import (
     Neff,
     ResultSpec,
     RuntimeCompileError,
+    Signature,
     compile_stablehlo,
     results_plan,
 )
@@ -245,6 +246,46 @@ def _compile_partition(
     return _entry(executor, numbers)
 
 
+@dataclasses.dataclass(frozen=True)
+class WholeGraph:
+    """A graph that runs on the device alone. ``neff`` is ``None`` if it computes nothing."""
+
+    neff: Neff | None
+    signature: Signature
+    constants: tuple[torch.Tensor, ...]
+
+
+def compile_whole(module: fx.GraphModule, static: frozenset[int], settings: Settings) -> WholeGraph:
+    """Compile a functional graph of static sizes, whose inputs are tensors, for use elsewhere.
+
+    Args:
+        module: a graph of ATen operators as AOT Autograd makes it; it is not changed.
+        static: positions of the inputs that keep their memory between calls.
+
+    Raises:
+        UnsupportedError: listing all operators that cannot run on the device, or that have to
+            draw random numbers on the host (``settings.eager_rng``).
+    """
+    module = adopt(plain_checks(module))
+    refused: dict[str, str] = {}
+    if settings.eager_rng:
+        refused = {node.name: REASON for node in module.graph.nodes if draws(node)}
+    while True:
+        eager = eager_nodes(module, refused)
+        if eager:
+            raise UnsupportedError(_explain(eager, "these operators cannot", _NO_EAGER_GRAPH))
+        boundary, _ = _boundary(module, static)
+        if not _computes(boundary):
+            return WholeGraph(None, boundary.signature, ())
+        try:
+            made = _compiled(boundary, settings)
+        except _REFUSALS as error:
+            refused.update(_at_fault(module, error, settings))
+            continue
+        signature = dataclasses.replace(boundary.signature, checks=_checks(module, made))
+        return WholeGraph(made.neff, signature, boundary.constants)
+
+
 def _computes(boundary: Boundary) -> bool:
     """Whether a graph has results to compute, or assertions, which have none."""
     return any(spec.kind == "tensor" for spec in boundary.signature.results) or any(
@@ -420,13 +461,21 @@ def _records(host: HostDraws, eager: Mapping[fx.Node, str]) -> tuple[OperatorRec
 
 
 def _explain_strict(eager: Mapping[fx.Node, str]) -> str:
-    lines = ["fullgraph_on_device is set, but these operators cannot run on the device:"]
+    head = "fullgraph_on_device is set, but these operators cannot"
+    return _explain(eager, head, "unset fullgraph_on_device to run these in eager PyTorch.")
+
+
+_NO_EAGER_GRAPH = "leave that part out of the exported model: a package has no eager PyTorch."
+
+
+def _explain(eager: Mapping[fx.Node, str], head: str, last_resort: str) -> str:
+    lines = [f"{head} run on the device:"]
     for node, reason in eager.items():
         if node.target is not operator.getitem:
             line = user_line(node)
             lines.append(f"  {signature(node)}: {reason}" + (f" (at {line})" if line else ""))
     lines.append(
         "Register a lowering with neuron_compile.register_lowering, rewrite the line with "
-        "supported operators, or unset fullgraph_on_device to run these in eager PyTorch."
+        f"supported operators, or {last_resort}"
     )
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -195,6 +196,71 @@ def graph_from_bytes(data: bytes, mode: FakeTensorMode) -> fx.GraphModule:
 def not_cacheable(reason: str) -> Exception:
     """What keeps a result out of AOTAutogradCache, with its reason in the log."""
     return BypassAOTAutogradCache(reason)
+
+
+def functional_program(
+    program: Any, decompositions: dict[Any, Callable[..., Any]], whole: Iterable[Any]
+) -> Any:
+    """An ``ExportedProgram`` whose graph is functional, as AOT Autograd makes it for a compiler.
+
+    Composite operators are traced through, but those in ``whole`` arrive as they are.
+    """
+    with _without_python_kernels(whole), torch.no_grad(), warnings.catch_warnings():
+        # torch copies its own description of a leaf, which warns of itself.
+        warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)`", FutureWarning)
+        composite = torch.export.default_decompositions()
+        table = {op: function for op, function in composite.items() if autograd_decomposes(op)}
+        return program.run_decompositions({**table, **decompositions})
+
+
+def shared_inputs(
+    module: fx.GraphModule, inputs: Sequence[Any]
+) -> list[tuple[int, torch.Tensor, torch.Tensor] | None]:
+    """Which results of a graph share the memory of an input, by running it on fake tensors.
+
+    The graph may mutate its inputs: that is how eager PyTorch itself would share.
+
+    Returns:
+        For each result the position of the input, the (fake) result and the (fake) input; both
+        are one object where eager returns the input itself.
+    """
+    mode = fake_mode()
+    with unset_fake_temporarily(), torch.no_grad():
+        fakes = fake_inputs(mode, inputs)
+        with mode:
+            results = pytree.tree_leaves(module(*fakes))
+    found: list[tuple[int, torch.Tensor, torch.Tensor] | None] = []
+    for result in results:
+        same = [i for i, fake in enumerate(fakes) if fake is result]
+        same += [i for i, fake in enumerate(fakes) if _one_memory(fake, result)]
+        found.append((same[0], result, fakes[same[0]]) if same else None)
+    return found
+
+
+def written_inputs(module: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Positions of the inputs that a graph writes to, by running it on fake tensors."""
+    mode = fake_mode()
+    with unset_fake_temporarily(), torch.no_grad():
+        # Each with a memory of its own, or a write to one would count for all that share it.
+        apart = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        fakes = fake_inputs(mode, apart)
+        before = [x._version if isinstance(x, torch.Tensor) else 0 for x in fakes]
+        with mode:
+            module(*fakes)
+        after = [x._version if isinstance(x, torch.Tensor) else 0 for x in fakes]
+    return [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new != old]
+
+
+def _one_memory(one: Any, other: Any) -> bool:
+    """Whether two tensors share memory, and a view can say how."""
+    return (
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and one.layout is other.layout is torch.strided
+        and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )
 
 
 def _partition(

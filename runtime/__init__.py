@@ -1,11 +1,11 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
+from . import strict
 from .cache import CacheError, Entry, NeffCache, warn_once
 from .executor import Executor, draw_seed, results_plan
 from .neff import (
     Loaded,
     Neff,
-    as_file,
     compile_stablehlo,
     contents,
     load,
@@ -13,6 +13,7 @@ from .neff import (
     machine,
     save,
     stablehlo_text,
+    to_file,
     versions,
 )
 from .neff_file import NeffError, NeffFile, pack, read, unpack
@@ -47,7 +48,6 @@ __all__ = [
     "RuntimeCompileError",
     "Signature",
     "View",
-    "as_file",
     "compile_stablehlo",
     "contents",
     "devices",
@@ -65,6 +65,8 @@ __all__ = [
     "results_plan",
     "save",
     "stablehlo_text",
+    "strict",
+    "to_file",
     "unpack",
     "versions",
     "warn_once",

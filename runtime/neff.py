@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from . import pjrt
+from .checked import check_program
 from .neff_file import NeffError, NeffFile, read, write
 from .plain import (
     options_from_plain,
@@ -124,16 +125,16 @@ def save(
         NeffError: where the signature holds a constant that a file cannot.
         OSError: where the file cannot be written.
     """
-    write(path, as_file(neff, signature, constants))
+    write(path, to_file(neff, signature, constants))
 
 
-def as_file(
+def to_file(
     neff: Neff,
     signature: Signature,
     constants: Sequence[torch.Tensor] = (),
     more: Mapping[str, Any] | None = None,
 ) -> NeffFile:
-    """What a NEFF file holds, with ``more`` metadata of the caller's.
+    """What :func:`save` writes, with ``more`` metadata of the caller's.
 
     Raises:
         NeffError: where the signature holds a constant that a file cannot.
@@ -172,9 +173,19 @@ def load(path: str | os.PathLike[str], *, trust: bool = False) -> Loaded:
         PlatformError: where the file is for a platform that is not installed.
         OSError: where the file cannot be read.
     """
-    file = read(path)
+    return from_file(read(path), trust=trust)
+
+
+def from_file(file: NeffFile, *, trust: bool = False) -> Loaded:
+    """The same, of a file that was read.
+
+    Raises:
+        NeffError, RuntimeCompileError, PlatformError: as :func:`load`.
+    """
     signature, options, constants = contents(file)
     program = stablehlo_text(file)
+    if not trust:
+        check_program(program, signature, constants)
     reason = why_rebuild(file, trust)
     if reason is None:
         try:
@@ -242,10 +253,17 @@ def why_rebuild(file: NeffFile, trust: bool) -> str | None:
         return "the file has no executable"
     if not trust:
         return "the file is not trusted"
-    for name, here in (("versions", dict(versions())), ("machine", machine())):
-        if file.metadata.get(name) != here:
-            return f"it was made with other {name}: {file.metadata.get(name)}, here {here}"
+    made, here = file.metadata.get("versions"), dict(versions())
+    if not isinstance(made, dict) or _running(made) != _running(here):
+        return f"it was made with other versions: {made}, here {here}"
+    if file.metadata.get("machine") != machine():
+        return f"it was made on another machine: {file.metadata.get('machine')}, here {machine()}"
     return None
+
+
+def _running(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions that an executable depends on when it runs: of what lowered it, no more."""
+    return {name: version for name, version in found.items() if name != "torch-mlir"}
 
 
 @functools.cache

@@ -6,10 +6,11 @@ No other module of the runtime imports jax or jaxlib. Tested with jaxlib 0.10.2.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax  # noqa: F401 - first: it sets how much jaxlib logs
@@ -211,6 +212,61 @@ def from_portable(data: bytes) -> str:
             return str(stablehlo_dialect.deserialize_portable_artifact(context, data))
         except (ir.MLIRError, ValueError, TypeError, RuntimeError) as error:
             raise RuntimeCompileError(f"no portable StableHLO: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramTypes:
+    """Shapes and MLIR's element types of a program's arguments and results, and the names of the
+    functions outside of the program that it calls."""
+
+    arguments: tuple[tuple[tuple[int, ...], str], ...]
+    results: tuple[tuple[tuple[int, ...], str], ...]
+    custom_calls: tuple[str, ...]
+
+
+def program_types(stablehlo: str) -> ProgramTypes:
+    """What the function ``main`` of a module takes and gives.
+
+    Raises:
+        RuntimeCompileError: where there is none, or with other than tensors of static sizes.
+    """
+    module = parse_module(stablehlo)
+    with module.context:
+        mains = [item for item in module.body if is_main(item)]
+        if len(mains) != 1:
+            raise RuntimeCompileError("the module has no function 'main'")
+        function = ir.FunctionType(mains[0].type)  # type: ignore[attr-defined]
+        calls = {
+            ir.StringAttr(operation.attributes["call_target_name"]).value
+            for operation in _operations(module.operation)
+            if operation.name == "stablehlo.custom_call"
+        }
+        return ProgramTypes(
+            tuple(map(_tensor_type, function.inputs)),
+            tuple(map(_tensor_type, function.results)),
+            tuple(sorted(calls)),
+        )
+
+
+def is_main(operation: Any) -> bool:
+    """Whether an operation is the function ``main``."""
+    if operation.operation.name != "func.func":
+        return False
+    return ir.StringAttr(operation.attributes["sym_name"]).value == "main"
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield inner.operation
+                yield from _operations(inner.operation)
+
+
+def _tensor_type(value: Any) -> tuple[tuple[int, ...], str]:
+    if not isinstance(value, ir.RankedTensorType) or not value.has_static_shape:
+        raise RuntimeCompileError(f"the program has a {value}, not a tensor of static sizes")
+    return tuple(value.shape), str(value.element_type)
 
 
 def serialize(executable: Any) -> bytes | None:

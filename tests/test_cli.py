@@ -54,7 +54,8 @@ def neff(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     args = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), torch.tensor([1, 0])
     neuron(function, options={"dump_dir": folder})(*args)
-    return folder / "0000.neff"
+    (path,) = folder.glob("*.neff")
+    return path
 
 
 # ------------------------------------------------------------------------------------- start

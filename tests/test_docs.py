@@ -22,10 +22,13 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_readme_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_examples_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     blocks = python_blocks("README.md")
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "README.md", "exec"), scope)
     assert "operators on the device" in capsys.readouterr().out

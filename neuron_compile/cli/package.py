@@ -7,14 +7,10 @@ The only place of the command line that knows of packages: it prints what
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .console import Column, UsageError, facts, print_json, say, size_text, table
-
-_READER = "neuron_compile.package"
 
 
 def inspect_package(options: argparse.Namespace) -> int:
@@ -23,9 +19,7 @@ def inspect_package(options: argparse.Namespace) -> int:
         raise UsageError("--stablehlo, --hlo and --cost are for NEFF files, not for packages")
     if not options.file.is_file():
         raise UsageError(f"{options.file}: there is no such file")
-    if importlib.util.find_spec(_READER) is None:
-        raise UsageError(f"{options.file}: this version does not read packages")
-    reader = importlib.import_module(_READER)
+    from .. import package as reader
     from ..errors import NeuronError
 
     try:
