@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .compile_pool import wait_for_compilations
     from .errors import FallbackWarning, NeuronError, SettingsError, UnsupportedError
     from .explainer import Explanation, explain
     from .operators import Support, register_lowering, support
@@ -34,6 +35,7 @@ _HOME = {
     "report": "records",
     "reset_report": "records",
     "support": "operators",
+    "wait_for_compilations": "compile_pool",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "report",
     "reset_report",
     "support",
+    "wait_for_compilations",
 ]
 
 

@@ -87,6 +87,7 @@ def compile_dynamo_graph(
         decompositions=decompositions(),
         whole=lowered_whole() | (COMPOSED_OF_DRAWS if settings.eager_rng else set()),
         partitioned=functools.partial(seed_recomputation, eager=settings.eager_rng),
+        backward_at_once=settings.compile_in_parallel,
     )
 
 

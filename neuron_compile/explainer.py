@@ -111,7 +111,13 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
             breaks.append(GraphBreak(reason.reason.splitlines()[0], _frame(reason.user_stack)))
         return compile_dynamo_graph(module, inputs, settings)
 
-    settings = dataclasses.replace(resolve(), fullgraph_on_device=False)
+    # All is compiled when the call returns.
+    settings = dataclasses.replace(
+        resolve(),
+        fullgraph_on_device=False,
+        compile_in_background=False,
+        compile_in_parallel=False,
+    )
     started = time.perf_counter()
     # The entries of this backend must not use up Dynamo's limit for the function.
     compiled = torch.compile(  # type: ignore[call-overload]  # the stubs lack the last

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from . import logs
+from .background import in_background, in_parallel
 from .classify import Boundary, bound
 from .dynamic import Bucketer, Runner, Specializer
 from .effects import plain_checks
@@ -78,8 +79,7 @@ def compile_graph(
     if has_symbols(module):
         # A gradient through a size that depends on data meets it again, in what ATen made.
         return boxed(serve(module, kind, static, settings, nested=True))
-    with outside_fake_mode():
-        return boxed(_compile_static(module, kind, static, settings))
+    return boxed(_served(module, kind, static, settings))
 
 
 def serve(
@@ -96,10 +96,30 @@ def serve(
     """
 
     def compiled(module: fx.GraphModule) -> Runner:
-        return _compile_static(module, kind, static, settings, nested)
+        return _served(module, kind, static, settings, nested)
 
     server = Specializer if settings.dynamic_shapes == "specialize" else Bucketer
     return server(module, kind, settings, compiled)
+
+
+def _served(
+    module: fx.GraphModule,
+    kind: str,
+    static: frozenset[int],
+    settings: Settings,
+    nested: bool = False,
+) -> Runner:
+    """A graph with static sizes, compiled now or by the pool's threads."""
+
+    def compile_it(module: fx.GraphModule) -> Runner:
+        return _compile_static(module, kind, static, settings, nested)
+
+    if settings.compile_in_background:
+        return in_background(module, kind, compile_it)
+    if settings.compile_in_parallel:
+        return in_parallel(module, kind, compile_it)
+    with outside_fake_mode():
+        return compile_it(module)
 
 
 def _compile_static(

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .compile_pool import pool
 from .errors import FallbackWarning
 
 #: Where an operator runs: on the device, in eager fallback, or (by ``eager_rng``) in ATen because
@@ -56,7 +57,9 @@ class Report:
 
     ``specializations`` counts the executables of graphs with dynamic sizes; ``padded`` are those
     among them that serve a range of sizes, and ``unpadded_reasons`` says of graphs that do not
-    bear padding why. ``graphs`` holds the records of the last thousand graphs.
+    bear padding why. ``in_background`` counts the compilations that wait or run now, and
+    ``eager_calls`` the calls that eager PyTorch served meanwhile. ``graphs`` holds the records of
+    the last thousand graphs.
     """
 
     compilations: int
@@ -65,6 +68,8 @@ class Report:
     specializations: int
     padded: int
     refusals: int
+    in_background: int
+    eager_calls: int
     fallback_reasons: Mapping[str, str]
     unpadded_reasons: tuple[str, ...]
     graphs: tuple[GraphRecord, ...]
@@ -76,6 +81,11 @@ class Report:
             f"{self.specializations} specializations of dynamic graphs ({self.padded} padded), "
             f"{self.refusals} refusals by Torch-MLIR or XLA"
         ]
+        if self.in_background or self.eager_calls:
+            lines.append(
+                f"  background: {self.in_background} compilations wait or run; eager PyTorch "
+                f"served {self.eager_calls} calls meanwhile"
+            )
         lines += [f"  eager: {op}: {reason}" for op, reason in self.fallback_reasons.items()]
         lines += [f"  not padded: {reason}" for reason in self.unpadded_reasons]
         return "\n".join(lines)
@@ -89,6 +99,7 @@ _reasons: dict[str, str] = {}
 _unpadded: dict[str, None] = {}  # in the order of their coming
 _warned: set[str] = set()
 _collectors: list[list[GraphRecord]] = []
+_in_thread = threading.local()
 
 
 def record_graph(record: GraphRecord) -> None:
@@ -108,14 +119,41 @@ def record_graph(record: GraphRecord) -> None:
         _warned.update(fresh)
     for name in fresh:
         item = eager[name]
-        warnings.warn(
+        _warn(
             f"{item.signature} runs in eager PyTorch: {item.reason}"
             + (f" (at {item.user_line})" if item.user_line else "")
             + ". neuron_compile.explain() lists every such operator; "
-            "options={'fullgraph_on_device': True} makes it an error.",
-            FallbackWarning,
-            stacklevel=2,
+            "options={'fullgraph_on_device': True} makes it an error."
         )
+
+
+def _warn(message: str) -> None:
+    held = getattr(_in_thread, "held", None)
+    if held is None:
+        warnings.warn(message, FallbackWarning, stacklevel=3)
+    else:
+        held.append(message)
+
+
+@contextlib.contextmanager
+def holding_warnings() -> Iterator[list[str]]:
+    """Hold back this thread's warnings about fallbacks; :func:`warn_held` gives them later.
+
+    Python's filters of warnings belong to whoever calls compiled code, not to a thread that
+    compiles for them.
+    """
+    held: list[str] = []
+    _in_thread.held = held
+    try:
+        yield held
+    finally:
+        _in_thread.held = None
+
+
+def warn_held(held: list[str]) -> None:
+    """Give warnings that were held back, once."""
+    while held:
+        warnings.warn(held.pop(0), FallbackWarning, stacklevel=3)
 
 
 def note_fallback(what: str, reason: str) -> None:
@@ -125,7 +163,8 @@ def note_fallback(what: str, reason: str) -> None:
 
 
 def count(name: str, amount: int = 1) -> None:
-    """Add to a counter: ``compilations``, ``specializations``, ``padded`` or ``refusals``."""
+    """Add to a counter of the report: ``compilations``, ``specializations``, ``padded``,
+    ``refusals`` or ``eager_calls``."""
     with _lock:
         _counters[name] += amount
 
@@ -146,6 +185,8 @@ def report() -> Report:
             specializations=_counters["specializations"],
             padded=_counters["padded"],
             refusals=_counters["refusals"],
+            in_background=pool().pending(),
+            eager_calls=_counters["eager_calls"],
             fallback_reasons=dict(_reasons),
             unpadded_reasons=tuple(_unpadded),
             graphs=tuple(_graphs),

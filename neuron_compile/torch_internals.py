@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch._inductor.inductor_prims  # registers prims.fma
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
@@ -32,7 +33,12 @@ from torch._higher_order_ops.auto_functionalize import (
     read_view_information_from_args,
 )
 from torch._library.utils import is_out
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
@@ -59,12 +65,14 @@ def aot_compile(
     decompositions: dict[Any, Callable[..., Any]],
     whole: Iterable[Any],
     partitioned: Callable[[fx.GraphModule, fx.GraphModule], None],
+    backward_at_once: bool = False,
 ) -> Callable[..., Any]:
     """Run AOT Autograd over a Dynamo graph and compile what it makes.
 
     Operators in ``whole`` arrive as they are, and their backward as an operator of its own, though
     torch has a decomposition that it would trace through above autograd. ``partitioned`` may
     change the forward and the backward graph, once the joint graph was cut into them.
+    ``backward_at_once``: compile the backward after the forward, not when it is first called.
     """
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +87,12 @@ def aot_compile(
         partition_fn=partition,
         decompositions=decompositions,
     )
-    with _without_python_kernels(whole):
+    at_once = (
+        torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+        if backward_at_once
+        else contextlib.nullcontext()
+    )
+    with _without_python_kernels(whole), at_once:
         return compiler(module, example_inputs)
 
 
@@ -241,6 +254,33 @@ def size_expression(size: Any) -> Any:
 def copied(module: fx.GraphModule) -> fx.GraphModule:
     """A copy whose graph may be changed; tensors that the graph holds are shared."""
     return fx.GraphModule(module, copy.deepcopy(module.graph))
+
+
+def with_own_descriptions(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose ``meta["val"]`` belong to a fake mode of their own, for another thread.
+
+    A fake mode marks in itself that a kernel is being asked, so two threads must not share one.
+    Which descriptions share memory stays as it is.
+    """
+    module = copied(module)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    made: dict[int, torch.Tensor] = {}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        if id(value) not in made:
+            with in_kernel_invocation_manager(value.fake_mode):
+                plain = value.detach()
+            made[id(value)] = FakeTensor(
+                mode, plain, value.fake_device, requires_grad=value.requires_grad
+            )
+        return made[id(value)]
+
+    for node in module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(own, node.meta["val"])
+    return module
 
 
 def outside_fake_mode() -> AbstractContextManager[Any]:
