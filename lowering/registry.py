@@ -258,6 +258,17 @@ def refusals() -> int:
     return len(_REFUSED)
 
 
+def known_refusals() -> dict[str, str]:
+    """What is refused, for :func:`adopt_refusals` in another process."""
+    return dict(_REFUSED)
+
+
+def adopt_refusals(known: dict[str, str]) -> None:
+    """Refuse what another process does, and nothing else."""
+    _REFUSED.clear()
+    _REFUSED.update(known)
+
+
 def forget_refusals() -> None:
     """Forget what Torch-MLIR refused (after ``torch.compiler.reset`` and in tests)."""
     _REFUSED.clear()

@@ -19,6 +19,7 @@ from .dynamic import Bucketer, Runner, Specializer
 from .effects import plain_checks
 from .errors import UnsupportedError
 from .higher_order import adopt
+from .isolation import lower_and_compile_isolated
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import LATE, Partitioned, eager_nodes, is_operator, partition
@@ -304,6 +305,12 @@ def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary,
 def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:
     options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
     capture = logs.wants_torch_dialect() or settings.dump_dir is not None
+    if settings.isolate_compiler:
+        done = lower_and_compile_isolated(
+            boundary.module, options, capture_torch=capture, checked=settings.check_indices
+        )
+        if done is not None:
+            return done
     lowered = lower(boundary.module, capture_torch=capture, checked=settings.check_indices)
     return lowered, compile_stablehlo(lowered.stablehlo, options)
 

@@ -51,6 +51,10 @@ class Settings:
             first call waits. The backward graph of a training step is compiled beside the
             forward, even where no backward follows. Errors are raised by the first call.
             Environment: ``NEURON_COMPILE_COMPILE_IN_PARALLEL``.
+        isolate_compiler: lower and compile in a worker process, which is started once and used
+            again. An operator on which a compiler ends its process then runs in eager PyTorch,
+            and is reported, like any that a compiler refuses. Environment:
+            ``NEURON_COMPILE_ISOLATE_COMPILER``.
         xla_options: XLA flags by name, with a bool, int, float or string each, for example
             ``{"xla_cpu_enable_fast_math": True}``; they change values as XLA documents.
     """
@@ -66,6 +70,7 @@ class Settings:
     buckets: tuple[int, ...] = ()
     compile_in_background: bool = False
     compile_in_parallel: bool = False
+    isolate_compiler: bool = False
     xla_options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -148,6 +153,7 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "buckets": _sizes,
     "compile_in_background": _boolean,
     "compile_in_parallel": _boolean,
+    "isolate_compiler": _boolean,
     "xla_options": _flags,
 }
 

@@ -386,3 +386,8 @@ def mutated_places(
         return Place(info.base_index, size, stride, 0, whole=True)
 
     return rest, pytree.tree_map(place, views)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a description, of a fake mode's."""
+    return isinstance(tensor, FakeTensor)

@@ -1,6 +1,7 @@
 """StableHLO to running code: XLA through PJRT, NEFF, executor."""
 
 from .executor import Executor, draw_seed, results_plan
+from .handover import neff_from_bytes, neff_to_bytes
 from .neff import Loaded, Neff, compile_stablehlo, contents, load, save, stablehlo_text
 from .neff_file import NeffError, NeffFile, read
 from .pjrt import forked, open_platform, platforms
@@ -34,6 +35,8 @@ __all__ = [
     "draw_seed",
     "forked",
     "load",
+    "neff_from_bytes",
+    "neff_to_bytes",
     "open_platform",
     "platforms",
     "read",
