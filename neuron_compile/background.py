@@ -21,7 +21,9 @@ from torch import fx
 from . import logs
 from .compile_pool import pool
 from .eager import eagerly
+from .higher_order import adopt
 from .lowering.seeded import SEED_ARGUMENT, Seeded, new_seed
+from .randomness import HostDraws, host_draws
 from .records import count, holding_warnings, warn_held
 from .runtime import draw_seed
 from .torch_internals import copied, outside_fake_mode, symbolic, with_own_descriptions
@@ -33,7 +35,9 @@ Compiler = Callable[[fx.GraphModule], Runner]
 _MARK = 1 << 62
 
 
-def in_background(module: fx.GraphModule, kind: str, compile_it: Compiler) -> Runner:
+def in_background(
+    module: fx.GraphModule, kind: str, compile_it: Compiler, eager_rng: bool
+) -> Runner:
     """A boxed callable for a graph with static sizes, which ``compile_it`` compiles in the pool.
 
     What the compilation raises is raised by the calls that come after it; its warnings about
@@ -41,7 +45,8 @@ def in_background(module: fx.GraphModule, kind: str, compile_it: Compiler) -> Ru
     here and now: torch's bookkeeping of such sizes belongs to the thread that traced it.
     """
     with outside_fake_mode():
-        eager, seeds = _marking_seeds(module), _entering_seeds(module)
+        module = adopt(module)
+        eager, seeds = _by_aten(module, eager_rng), _entering_seeds(module)
         if _depends_on_data(module, kind):
             compiled = compile_it(module)
         else:
@@ -52,6 +57,7 @@ def in_background(module: fx.GraphModule, kind: str, compile_it: Compiler) -> Ru
 def in_parallel(module: fx.GraphModule, kind: str, compile_it: Compiler) -> Runner:
     """A boxed callable as of :func:`in_background`, whose first call waits for its compilation."""
     with outside_fake_mode():
+        module = adopt(module)
         if _depends_on_data(module, kind):
             return compile_it(module)
         return _Switch(eagerly(module), _submit(module, compile_it), waits=True)
@@ -116,18 +122,29 @@ class _Switch:
         return compiled
 
 
-def _marking_seeds(module: fx.GraphModule) -> Runner:
+def _by_aten(module: fx.GraphModule, eager_rng: bool) -> Runner:
     """``module`` by ATen, with results in a sequence and marks in the seeds it draws."""
-    drawing = module.graph.find_nodes(op="call_function", target=new_seed)
-    if drawing:
-        module = copied(module)
-        for node in module.graph.find_nodes(op="call_function", target=new_seed):
-            node.target = marked_seed
-    eager = eagerly(module)
-    if isinstance(module.graph.output_node().args[0], tuple | list):
-        return eager
-    # A partition of one result: compiled code gives it in a list.
-    return lambda args: [eager(args)]
+    host = host_draws(module) if eager_rng else HostDraws(module)
+    prologue, eager = host.prologue, eagerly(_marking_seeds(host.module))
+    single = not isinstance(module.graph.output_node().args[0], tuple | list)
+
+    def run(args: list[Any]) -> Any:
+        if prologue is not None:
+            args.extend(prologue(*args))
+        results = eager(args)
+        # A partition of one result: compiled code gives it in a list.
+        return [results] if single else results
+
+    return run
+
+
+def _marking_seeds(module: fx.GraphModule) -> fx.GraphModule:
+    if not module.graph.find_nodes(op="call_function", target=new_seed):
+        return module
+    module = copied(module)
+    for node in module.graph.find_nodes(op="call_function", target=new_seed):
+        node.target = marked_seed
+    return module
 
 
 def marked_seed() -> torch.Tensor:

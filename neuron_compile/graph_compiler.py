@@ -116,7 +116,7 @@ def _served(
         return _compile_static(module, kind, static, settings, nested)
 
     if settings.compile_in_background:
-        return in_background(module, kind, compile_it)
+        return in_background(module, kind, compile_it, settings.eager_rng)
     if settings.compile_in_parallel:
         return in_parallel(module, kind, compile_it)
     with outside_fake_mode():

@@ -80,8 +80,16 @@ def aot_compile(
         partitioned(forward, backward)
         return forward, backward
 
+    def forward_of_both(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        # Compiled at once, a backward would refuse to run twice, for fear that it was given
+        # saved tensors to write to. Ours writes to none.
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []
+        return forward(graph, inputs)
+
     compiler = aot_autograd(
-        fw_compiler=forward,
+        fw_compiler=forward_of_both if backward_at_once else forward,
         bw_compiler=backward,
         inference_compiler=inference,
         partition_fn=partition,
