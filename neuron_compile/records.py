@@ -108,14 +108,16 @@ def record_graph(record: GraphRecord) -> None:
     A graph that is only explained gives no warning, and uses none up.
     """
     eager = {item.operator: item for item in record.operators if item.where == EAGER}
+    # What a thread of the pool compiles is not what somebody collects in the foreground.
+    collectors = _collectors if getattr(_in_thread, "held", None) is None else []
     with _lock:
         _graphs.append(record)
         _counters["operators_on_device"] += record.on_device
         _counters["operators_in_fallback"] += record.in_fallback
-        for collected in _collectors:
+        for collected in collectors:
             collected.append(record)
         _reasons.update((name, item.reason) for name, item in eager.items())
-        fresh = [] if _collectors else [name for name in eager if name not in _warned]
+        fresh = [] if collectors else [name for name in eager if name not in _warned]
         _warned.update(fresh)
     for name in fresh:
         item = eager[name]

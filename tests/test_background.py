@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import neuron_compile
-from neuron_compile import compile_pool, graph_compiler
+from neuron_compile import compile_pool, graph_compiler, records
 from neuron_compile.compile_pool import CompilePool
 
 from .support import equal, equal_modules, in_fresh_interpreter, neuron, sharing
@@ -375,8 +375,12 @@ def test_parallel_compilation_raises_and_warns_at_the_first_call() -> None:
 
 def test_explain_compiles_in_the_foreground(monkeypatch: pytest.MonkeyPatch, gates: Gates) -> None:
     monkeypatch.setenv("NEURON_COMPILE_COMPILE_IN_BACKGROUND", "1")
-    explanation = neuron_compile.explain(lambda x: x.sin(), torch.ones(2))
+    neuron(lambda x: x.exp() * 2)(torch.ones(2))
+    with records.collecting() as collected:
+        explanation = neuron_compile.explain(lambda x: x.sin(), torch.ones(2))
+        gates.open()
     assert explanation.operators_on_device == 1
+    assert len(collected) == 1, "not what the thread compiled meanwhile"
 
 
 def test_threads_switch_together() -> None:
@@ -428,7 +432,7 @@ SLOW = """
 import os, signal, sys, threading, time
 import torch
 import neuron_compile
-from neuron_compile import compile_pool, graph_compiler
+from neuron_compile import compile_pool, graph_compiler, records
 
 began, go = threading.Event(), threading.Event()
 compile_stablehlo = graph_compiler.compile_stablehlo
