@@ -277,12 +277,23 @@ def refusals() -> int:
 
 
 def known_refusals() -> dict[str, str]:
-    """What :func:`remember_refusal` noted and other processes would find, as data to keep."""
+    """What is refused, for :func:`adopt_refusals` in a worker of this process."""
+    return dict(_REFUSED)
+
+
+def adopt_refusals(known: Mapping[str, str]) -> None:
+    """Refuse what another process does, and nothing else."""
+    _REFUSED.clear()
+    _REFUSED.update(known)
+
+
+def lasting_refusals() -> dict[str, str]:
+    """What any other process would find refused, too, as data to keep."""
     return {call: reason for call, reason in _REFUSED.items() if call in _LASTING}
 
 
 def restore_refusals(known: Mapping[str, str]) -> None:
-    """Take up what :func:`known_refusals` gave, in this process or another."""
+    """Take up what :func:`lasting_refusals` gave, in this process or another."""
     _REFUSED.update(known)
     _LASTING.update(known)
 

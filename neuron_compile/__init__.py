@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .compile_pool import wait_for_compilations
     from .errors import (
         FallbackWarning,
         InputError,
@@ -49,6 +50,7 @@ _HOME = {
     "report": "records",
     "reset_report": "records",
     "support": "operators",
+    "wait_for_compilations": "compile_pool",
 }
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "report",
     "reset_report",
     "support",
+    "wait_for_compilations",
 ]
 
 

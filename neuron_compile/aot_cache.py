@@ -106,7 +106,8 @@ class GraphCode(OutputCode):  # type: ignore[misc]
         self._traces: tuple[str | None, ...] = current.traces
         current.made.append(self)
         compile_it = functools.partial(served, graph, self._kind, self._static, current.settings)
-        self._run = _at_first_call(compile_it) if self._lazy else compile_it()
+        lazy = self._lazy and not current.settings.compile_in_parallel
+        self._run = _at_first_call(compile_it) if lazy else compile_it()
 
     def release(self) -> None:
         """Let the graph go, which was kept for the cache: it is large."""

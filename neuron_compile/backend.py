@@ -90,6 +90,7 @@ def compile_dynamo_graph(
             whole=lowered_whole() | (COMPOSED_OF_DRAWS if settings.eager_rng else set()),
             partitioned=functools.partial(seed_recomputation, eager=settings.eager_rng),
             cache_tag=cache_tag(settings) if cached else None,
+            backward_at_once=settings.compile_in_parallel,
         )
 
 

@@ -18,10 +18,11 @@ import torch
 
 from . import artifacts
 from .classify import Boundary
+from .crash_markers import CrashMarkers
 from .keys import Key, environment, graph_key, positions
 from .lowering import LoweredModule
 from .lowering import types as lowering
-from .lowering.registry import foreign, known_refusals, refusals, restore_refusals
+from .lowering.registry import foreign, lasting_refusals, refusals, restore_refusals
 from .records import count
 from .runtime import (
     CacheError,
@@ -76,19 +77,21 @@ def _opened(directory: str, limit: int) -> NeffCache | None:
         return None
 
 
-def compiled(
-    boundary: Boundary, settings: Settings, make: Callable[[], tuple[LoweredModule, Neff]]
-) -> Compiled:
+Maker = Callable[[Settings], tuple[LoweredModule, Neff]]
+
+
+def compiled(boundary: Boundary, settings: Settings, make: Maker) -> Compiled:
     """What the cache has for a graph, or else what ``make`` makes of it.
 
-    ``make`` may change the graph. Of several processes that want one graph, one makes it.
+    ``make`` may change the graph. Of several processes that want one graph, one makes it. If one
+    died of it, the next makes it in a worker process.
     """
     cache = open_cache(settings)
     custom = [node for node in boundary.module.graph.nodes if foreign(node)]
     if custom:
         log.info("not cached: a lowering of yours is used for %s", custom[0].target)
     if cache is None or custom:
-        return _made(make)
+        return _made(make, settings)
     started = time.perf_counter()
     key = graph_key(boundary, settings)
     spent = {"key": time.perf_counter() - started}
@@ -101,13 +104,30 @@ def compiled(
             return dataclasses.replace(found, seconds={**spent, **found.seconds})
         _log_miss(cache, key)
         count("cache_misses")
-        found = _made(make)
+        found = _made_marked(cache, key, make, settings)
         _put(cache, key, names, boundary, found)
     return dataclasses.replace(found, seconds={**spent, **found.seconds})
 
 
-def _made(make: Callable[[], tuple[LoweredModule, Neff]]) -> Compiled:
-    lowered, neff = make()
+def _made_marked(cache: NeffCache, key: Key, make: Maker, settings: Settings) -> Compiled:
+    """Make a graph while a file says so, which is left if a native compiler ends this process."""
+    markers = CrashMarkers(cache.directory / "crashes")
+    if settings.isolate_compiler:
+        return _made(make, settings)
+    if not markers.crashed(key.digest):
+        with markers.compiling(key.digest):
+            return _made(make, settings)
+    log.warning(
+        "a process died while it compiled this graph (%s); it is compiled in a worker process now",
+        key.digest,
+    )
+    found = _made(make, dataclasses.replace(settings, isolate_compiler=True))
+    markers.forget(key.digest)
+    return found
+
+
+def _made(make: Maker, settings: Settings) -> Compiled:
+    lowered, neff = make(settings)
     count("compilations")
     seconds = {**lowered.phases, **neff.seconds}
     return Compiled(neff, lowered.checks, lowered.torch_dialect, seconds)
@@ -230,7 +250,7 @@ def keep_refusals(settings: Settings) -> None:
         with contextlib.suppress(OSError):  # the cache itself warns of a disk that is full
             descriptor, name = tempfile.mkstemp(dir=cache.directory, prefix=".refusals")
             with os.fdopen(descriptor, "w") as stream:
-                json.dump({**known, **known_refusals()}, stream)
+                json.dump({**known, **lasting_refusals()}, stream)
             os.replace(name, path)
 
 

@@ -100,7 +100,13 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         an :class:`Explanation`: graphs, breaks with the user's lines, each operator with where
         it runs and why, and the seconds of each phase.
     """
-    settings = dataclasses.replace(resolve(), fullgraph_on_device=False)
+    # All is compiled when the call returns.
+    settings = dataclasses.replace(
+        resolve(),
+        fullgraph_on_device=False,
+        compile_in_background=False,
+        compile_in_parallel=False,
+    )
     backend, seen = watching(settings)
     started = time.perf_counter()
     # The entries of this backend must not use up Dynamo's limit for the function.

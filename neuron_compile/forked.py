@@ -6,9 +6,7 @@ that AOT Autograd made is functional, and ATen runs it with eager's values.
 
 from __future__ import annotations
 
-import functools
 import threading
-import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .effects import plain_checks
+from .eager import eagerly
 from .errors import FallbackWarning
-from .mutating import functional_calls
 from .records import note_fallback
 from .runtime import forked
-from .torch_internals import boxed, has_symbols
+from .torch_internals import boxed
 
 Runner = Callable[[list[Any]], Any]
 
@@ -31,39 +28,20 @@ _settled: set[bool] = set()
 
 def unless_forked(graph: fx.GraphModule, compile_it: Callable[[], Runner]) -> Runner:
     """A boxed callable: what ``compile_it`` gives, or ``graph`` in eager PyTorch once forked."""
+    code = eagerly(graph)
+
+    def eager(args: list[Any]) -> Any:
+        _settle()
+        return code(args)
+
     if forked():
-        return boxed(_eagerly(graph))
+        return boxed(eager)
     compiled = compile_it()
-    eager = _eagerly(graph)
 
     def run(args: list[Any]) -> Any:
         return eager(args) if forked() else compiled(args)
 
     return boxed(run)
-
-
-def _eagerly(graph: fx.GraphModule) -> Runner:
-    module = plain_checks(graph)
-    if not has_symbols(module):
-        module = functional_calls(module)
-    # The code and what it reads: a graph with its descriptions of tensors would be larger.
-    code = module.graph.python_code("self")
-    names = {str(node.target).split(".")[0] for node in module.graph.find_nodes(op="get_attr")}
-    held = types.SimpleNamespace(**{name: getattr(module, name) for name in names})
-
-    @functools.cache
-    def function() -> Callable[..., Any]:
-        found: dict[str, Any] = dict(code.globals)
-        exec(code.src, found)
-        return found["forward"]  # type: ignore[no-any-return]
-
-    def run(args: list[Any]) -> Any:
-        _settle()
-        taken = tuple(args)
-        args.clear()
-        return function()(held, *taken)
-
-    return run
 
 
 def _settle() -> None:

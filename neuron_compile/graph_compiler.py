@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import operator
 import time
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,14 @@ import torch
 from torch import fx
 
 from . import logs
+from .background import in_background, in_parallel
 from .caching import Compiled, compiled, keep_refusals, recall_refusals
 from .classify import Boundary, bound
 from .dynamic import Bucketer, Runner, Specializer
 from .effects import plain_checks
 from .errors import UnsupportedError
 from .higher_order import adopt
+from .isolation import CompilerCrashed, lower_and_compile_isolated
 from .lowering import LoweredModule, LoweringError, lower, signature, why_unsupported
 from .lowering.registry import is_check, refusals, remember_refusal, takes_stock
 from .partition import LATE, Partitioned, eager_nodes, is_operator, partition
@@ -80,8 +83,7 @@ def compile_graph(
     if has_symbols(module):
         # A gradient through a size that depends on data meets it again, in what ATen made.
         return boxed(serve(module, kind, static, settings, nested=True))
-    with outside_fake_mode():
-        return boxed(_compile_static(module, kind, static, settings))
+    return boxed(_served(module, kind, static, settings))
 
 
 def serve(
@@ -98,10 +100,30 @@ def serve(
     """
 
     def compiled(module: fx.GraphModule) -> Runner:
-        return _compile_static(module, kind, static, settings, nested)
+        return _served(module, kind, static, settings, nested)
 
     server = Specializer if settings.dynamic_shapes == "specialize" else Bucketer
     return server(module, kind, settings, compiled)
+
+
+def _served(
+    module: fx.GraphModule,
+    kind: str,
+    static: frozenset[int],
+    settings: Settings,
+    nested: bool = False,
+) -> Runner:
+    """A graph with static sizes, compiled now or by the pool's threads."""
+
+    def compile_it(module: fx.GraphModule) -> Runner:
+        return _compile_static(module, kind, static, settings, nested)
+
+    if settings.compile_in_background:
+        return in_background(module, kind, compile_it, settings.eager_rng)
+    if settings.compile_in_parallel:
+        return in_parallel(module, kind, compile_it)
+    with outside_fake_mode():
+        return compile_it(module)
 
 
 def _compile_static(
@@ -327,12 +349,18 @@ def _boundary(module: fx.GraphModule, static: frozenset[int]) -> tuple[Boundary,
 def _compiled(boundary: Boundary, settings: Settings) -> Compiled:
     if logs.wants_torch_dialect() or settings.dump_dir is not None:
         settings = dataclasses.replace(settings, cache=False)  # which holds no Torch dialect
-    return compiled(boundary, settings, lambda: _lower_and_compile(boundary, settings))
+    return compiled(boundary, settings, functools.partial(_lower_and_compile, boundary))
 
 
 def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:
     options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
     capture = logs.wants_torch_dialect() or settings.dump_dir is not None
+    if settings.isolate_compiler:
+        done = lower_and_compile_isolated(
+            boundary.module, options, capture_torch=capture, checked=settings.check_indices
+        )
+        if done is not None:
+            return done
     lowered = lower(boundary.module, capture_torch=capture, checked=settings.check_indices)
     return lowered, compile_stablehlo(lowered.stablehlo, options)
 
@@ -372,6 +400,8 @@ def _at_fault(
     of them pass, the partition as a whole is at fault. Nothing is at fault if it turned out that
     Torch-MLIR refuses nodes that also have a spliced lowering, which they take from now on.
     """
+    if isinstance(error, CompilerCrashed):
+        settings = dataclasses.replace(settings, isolate_compiler=True)
     reason = str(error)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     named = [node for node in nodes if node.name == getattr(error, "node_name", None)]

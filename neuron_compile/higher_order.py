@@ -22,7 +22,8 @@ _assert_scalar = torch.ops.aten._assert_scalar.default
 def adopt(module: fx.GraphModule) -> fx.GraphModule:
     """``module`` (static sizes), or a copy in which regions take the place of such calls.
 
-    A call whose graphs cannot be traced stays as it is, with the reason in its ``meta``.
+    A call whose graphs cannot be traced stays as it is, with the reason in its ``meta``. torch
+    traces in one thread at a time: this is for the one that holds Dynamo's lock, or calls.
     """
     module = functional_calls(module)
     if not any(_is_call(node) for node in module.graph.nodes):
@@ -45,7 +46,8 @@ def adopt(module: fx.GraphModule) -> fx.GraphModule:
 
 def _is_call(node: fx.Node) -> bool:
     target = node.target
-    return isinstance(target, HigherOrderOperator) and lookup(target) is not None
+    known = isinstance(target, HigherOrderOperator) and lookup(target) is not None
+    return known and UNTRACED not in node.meta
 
 
 def _is_graph(module: fx.GraphModule, node: fx.Node) -> bool:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .compile_pool import pool
 from .errors import FallbackWarning
 
 #: Where an operator runs: on the device, in eager fallback, or (by ``eager_rng``) in ATen because
@@ -57,7 +58,9 @@ class Report:
     ``cache_hits`` and ``cache_misses`` count the graphs that were looked up in the cache on disk.
     ``specializations`` counts the executables of graphs with dynamic sizes; ``padded`` are those
     among them that serve a range of sizes, and ``unpadded_reasons`` says of graphs that do not
-    bear padding why. ``graphs`` holds the records of the last thousand graphs.
+    bear padding why. ``in_background`` counts the compilations that wait or run now, and
+    ``eager_calls`` the calls that eager PyTorch served meanwhile. ``graphs`` holds the records of
+    the last thousand graphs.
     """
 
     compilations: int
@@ -68,6 +71,8 @@ class Report:
     specializations: int
     padded: int
     refusals: int
+    in_background: int
+    eager_calls: int
     fallback_reasons: Mapping[str, str]
     unpadded_reasons: tuple[str, ...]
     graphs: tuple[GraphRecord, ...]
@@ -80,6 +85,11 @@ class Report:
             f"{self.specializations} specializations of dynamic graphs ({self.padded} padded), "
             f"{self.refusals} refusals by Torch-MLIR or XLA"
         ]
+        if self.in_background or self.eager_calls:
+            lines.append(
+                f"  background: {self.in_background} compilations wait or run; eager PyTorch "
+                f"served {self.eager_calls} calls meanwhile"
+            )
         lines += [f"  eager: {op}: {reason}" for op, reason in self.fallback_reasons.items()]
         lines += [f"  not padded: {reason}" for reason in self.unpadded_reasons]
         return "\n".join(lines)
@@ -93,6 +103,7 @@ _reasons: dict[str, str] = {}
 _unpadded: dict[str, None] = {}  # in the order of their coming
 _warned: set[str] = set()
 _collectors: list[list[GraphRecord]] = []
+_in_thread = threading.local()
 
 
 def record_graph(record: GraphRecord) -> None:
@@ -101,25 +112,54 @@ def record_graph(record: GraphRecord) -> None:
     A graph that is only explained gives no warning, and uses none up.
     """
     eager = {item.operator: item for item in record.operators if item.where == EAGER}
+    # What a thread of the pool compiles is not what somebody collects in the foreground.
+    collectors = _collectors if getattr(_in_thread, "held", None) is None else []
     with _lock:
         _graphs.append(record)
         _counters["operators_on_device"] += record.on_device
         _counters["operators_in_fallback"] += record.in_fallback
-        for collected in _collectors:
+        for collected in collectors:
             collected.append(record)
         _reasons.update((name, item.reason) for name, item in eager.items())
-        fresh = [] if _collectors else [name for name in eager if name not in _warned]
+        fresh = [] if collectors else [name for name in eager if name not in _warned]
         _warned.update(fresh)
     for name in fresh:
         item = eager[name]
-        warnings.warn(
+        _warn(
             f"{item.signature} runs in eager PyTorch: {item.reason}"
             + (f" (at {item.user_line})" if item.user_line else "")
             + ". neuron_compile.explain() lists every such operator; "
-            "options={'fullgraph_on_device': True} makes it an error.",
-            FallbackWarning,
-            stacklevel=2,
+            "options={'fullgraph_on_device': True} makes it an error."
         )
+
+
+def _warn(message: str) -> None:
+    held = getattr(_in_thread, "held", None)
+    if held is None:
+        warnings.warn(message, FallbackWarning, stacklevel=3)
+    else:
+        held.append(message)
+
+
+@contextlib.contextmanager
+def holding_warnings() -> Iterator[list[str]]:
+    """Hold back this thread's warnings about fallbacks; :func:`warn_held` gives them later.
+
+    Python's filters of warnings belong to whoever calls compiled code, not to a thread that
+    compiles for them.
+    """
+    held: list[str] = []
+    _in_thread.held = held
+    try:
+        yield held
+    finally:
+        _in_thread.held = None
+
+
+def warn_held(held: list[str]) -> None:
+    """Give warnings that were held back, once."""
+    while held:
+        warnings.warn(held.pop(0), FallbackWarning, stacklevel=3)
 
 
 def note_fallback(what: str, reason: str) -> None:
@@ -152,6 +192,8 @@ def report() -> Report:
             specializations=_counters["specializations"],
             padded=_counters["padded"],
             refusals=_counters["refusals"],
+            in_background=pool().pending(),
+            eager_calls=_counters["eager_calls"],
             fallback_reasons=dict(_reasons),
             unpadded_reasons=tuple(_unpadded),
             graphs=tuple(_graphs),

@@ -54,6 +54,18 @@ class Settings:
             ``NEURON_COMPILE_DYNAMIC_SHAPES``.
         buckets: the sizes to pad to, in any order; larger sizes are specialized. Empty: powers of
             two, from 16 on. Environment: ``NEURON_COMPILE_BUCKETS``, with commas.
+        compile_in_background: run calls in eager PyTorch until a thread of a pool has compiled
+            their graph, then switch to the compiled code. Random numbers of a run then depend on
+            when that is, unless ``eager_rng`` is set. Environment:
+            ``NEURON_COMPILE_COMPILE_IN_BACKGROUND``.
+        compile_in_parallel: let the pool compile each graph while torch traces the next one; the
+            first call waits. The backward graph of a training step is compiled beside the
+            forward, even where no backward follows. Errors are raised by the first call.
+            Environment: ``NEURON_COMPILE_COMPILE_IN_PARALLEL``.
+        isolate_compiler: lower and compile in a worker process, which is started once and used
+            again. An operator on which a compiler ends its process then runs in eager PyTorch,
+            and is reported, like any that a compiler refuses. Environment:
+            ``NEURON_COMPILE_ISOLATE_COMPILER``.
         xla_options: XLA flags by name, with a bool, int, float or string each, for example
             ``{"xla_cpu_enable_fast_math": True}``; they change values as XLA documents.
     """
@@ -70,6 +82,9 @@ class Settings:
     max_specializations: int = 64
     dynamic_shapes: str = "auto"
     buckets: tuple[int, ...] = ()
+    compile_in_background: bool = False
+    compile_in_parallel: bool = False
+    isolate_compiler: bool = False
     xla_options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -177,6 +192,9 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_specializations": _count,
     "dynamic_shapes": _way,
     "buckets": _sizes,
+    "compile_in_background": _boolean,
+    "compile_in_parallel": _boolean,
+    "isolate_compiler": _boolean,
     "xla_options": _flags,
 }
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch._inductor.inductor_prims  # registers prims.fma
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
@@ -37,7 +38,12 @@ from torch._higher_order_ops.auto_functionalize import (
 )
 from torch._inductor import codecache, output_code
 from torch._library.utils import is_out
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.compiler import config as compiler_config
 from torch.fx._graph_pickler import GraphPickler
 from torch.fx._graph_pickler import Options as PicklerOptions
@@ -72,6 +78,7 @@ def aot_compile(
     whole: Iterable[Any],
     partitioned: Callable[[fx.GraphModule, fx.GraphModule], None],
     cache_tag: str | None,
+    backward_at_once: bool,
 ) -> Callable[..., Any]:
     """Run AOT Autograd over a Dynamo graph and compile what it makes.
 
@@ -81,6 +88,7 @@ def aot_compile(
     Operators in ``whole`` arrive as they are, and their backward as an operator of its own, though
     torch has a decomposition that it would trace through above autograd. ``partitioned`` may
     change the forward and the backward graph, once the joint graph was cut into them.
+    ``backward_at_once``: compile the backward after the forward, not when it is first called.
     """
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -91,6 +99,8 @@ def aot_compile(
             functorch_config.bundled_autograd_cache = False
         return forward, backward
 
+    at_once = backward_at_once or cache_tag is not None
+
     def compiler_of(graphs: GraphCompiler) -> Any:
         if cache_tag is None:
             return graphs
@@ -99,19 +109,34 @@ def aot_compile(
     def known_at_once(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
-            # It overwrites no saved tensor, so it may be called twice.
+            # Else it would refuse to run twice, for fear that it was given saved tensors to write
+            # to. Ours writes to none.
             context.fw_metadata.bw_donated_idxs = []
         return backward(graph, inputs)
 
     compiler = aot_autograd(
         fw_compiler=compiler_of(forward),
-        bw_compiler=backward if cache_tag is None else compiler_of(known_at_once),
+        bw_compiler=compiler_of(known_at_once) if at_once else backward,
         inference_compiler=compiler_of(inference),
         partition_fn=partition,
         decompositions=decompositions,
     )
-    with _without_python_kernels(whole), _cached_under(cache_tag):
+    with _without_python_kernels(whole), _backward_first(at_once), _cached_under(cache_tag):
         return compiler(module, example_inputs)
+
+
+@contextlib.contextmanager
+def _backward_first(at_once: bool) -> Iterator[None]:
+    """Whether AOT Autograd calls the backward's compiler at once, not at the backward's first call.
+
+    Its cache keeps nothing without the backward.
+    """
+    if not at_once:
+        yield
+        return
+    mode = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
+    with functorch_config.patch(mode):  # type: ignore[attr-defined]
+        yield
 
 
 @contextlib.contextmanager
@@ -120,15 +145,9 @@ def _cached_under(tag: str | None) -> Iterator[None]:
         yield
         return
     key = f"{compiler_config.cache_key_tag} neuron {tag}"
-    # Without the backward, which is made at its first call otherwise, nothing would be kept.
-    mode = {
-        "bundled_autograd_cache": True,
-        "force_non_lazy_backward_lowering": True,
-        "donated_buffer": False,
-    }
     with (
         compiler_config.patch(cache_key_tag=key),  # type: ignore[attr-defined]
-        functorch_config.patch(mode),  # type: ignore[attr-defined]
+        functorch_config.patch(bundled_autograd_cache=True),  # type: ignore[attr-defined]
         _without_inductor(),
     ):
         yield
@@ -423,6 +442,33 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
+def with_own_descriptions(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose ``meta["val"]`` belong to a fake mode of their own, for another thread.
+
+    A fake mode marks in itself that a kernel is being asked, so two threads must not share one.
+    Which descriptions share memory stays as it is.
+    """
+    module = copied(module)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    made: dict[int, torch.Tensor] = {}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        if id(value) not in made:
+            with in_kernel_invocation_manager(value.fake_mode):
+                plain = value.detach()
+            made[id(value)] = FakeTensor(
+                mode, plain, value.fake_device, requires_grad=value.requires_grad
+            )
+        return made[id(value)]
+
+    for node in module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(own, node.meta["val"])
+    return module
+
+
 def outside_fake_mode() -> AbstractContextManager[Any]:
     """Make real tensors from real tensors, though AOT Autograd compiles under a fake mode."""
     return unset_fake_temporarily()
@@ -526,3 +572,8 @@ def mutated_places(
         return Place(info.base_index, size, stride, 0, whole=True)
 
     return rest, pytree.tree_map(place, views)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a description, of a fake mode's."""
+    return isinstance(tensor, FakeTensor)

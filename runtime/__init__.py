@@ -3,6 +3,7 @@
 from . import strict
 from .cache import CacheError, Entry, NeffCache, warn_once
 from .executor import Executor, draw_seed, results_plan
+from .handover import neff_from_bytes, neff_to_bytes
 from .neff import (
     Loaded,
     Neff,
@@ -57,6 +58,8 @@ __all__ = [
     "load",
     "loaded",
     "machine",
+    "neff_from_bytes",
+    "neff_to_bytes",
     "open_platform",
     "pack",
     "platform_errors",

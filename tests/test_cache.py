@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import neuron_compile
-from neuron_compile import caching, keys, register_lowering
+from neuron_compile import caching, crash_markers, keys, register_lowering
 from neuron_compile.lowering import LoweringError, registry
 from neuron_compile.runtime import (
     CacheError,
@@ -321,6 +322,34 @@ def test_refusals_of_torch_mlir_are_known_to_the_next_process(
         neuron_compile.reset_report()
         caching._recalled.clear()
     assert len(tries) == 1
+
+
+def test_a_graph_that_ended_a_process_is_compiled_in_a_worker(
+    made: list[keys.Key],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    isolated: list[Any] = []
+    compiler = neuron_compile.graph_compiler
+    monkeypatch.setattr(compiler, "lower_and_compile_isolated", lambda *a, **k: isolated.append(a))
+    key_of(made, tmp_path)
+    folder = tmp_path / "crashes"
+    assert list(folder.iterdir()) == []
+    assert not isolated
+    NeffCache(tmp_path).clear()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    markers = crash_markers.CrashMarkers(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: dead.pid)
+        assert markers._write(made[-1].digest)
+    key_of(made, tmp_path)
+    assert len(isolated) == 1
+    assert "in a worker process now" in caplog.text
+    assert list(folder.iterdir()) == []
+    key_of(made, tmp_path)
+    assert neuron_compile.report().cache_hits == 1
 
 
 # --------------------------------------------------------------------------------- the key
