@@ -434,6 +434,8 @@ import torch
 import neuron_compile
 from neuron_compile import compile_pool, graph_compiler, records
 
+# A shell's jobs in the background ignore it, and so do their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 began, go = threading.Event(), threading.Event()
 compile_stablehlo = graph_compiler.compile_stablehlo
 
