@@ -24,15 +24,14 @@ from .lowering.registry import registered
 from .lowering.seeded import SEED_ARGUMENT, Seeded, seeded
 from .served import served
 from .settings import Settings
-from .torch_internals import (
+from .torch_aot import (
     GraphPicklingError,
     OutputCode,
-    boxed,
-    fake_mode,
     graph_from_bytes,
     graph_to_bytes,
     not_cacheable,
 )
+from .torch_internals import boxed, fake_mode
 
 #: The node metadata that a graph is compiled by; lines in the user's code are kept apart.
 _KEPT = frozenset({"val", "desc", SEED_ARGUMENT})

@@ -24,7 +24,7 @@ from .runtime import (
 )
 from .served import served
 from .settings import Settings, resolve
-from .torch_internals import aot_compile, static_input_indices
+from .torch_aot import aot_compile, static_input_indices
 
 logs.install()
 

@@ -18,14 +18,8 @@ from .package_structures import leaf, structure
 from .package_trees import Tree
 from .runtime import ResultSpec, View
 from .specialize import specialize
-from .torch_internals import (
-    copied,
-    functional_program,
-    has_symbols,
-    shared_inputs,
-    size_expression,
-    written_inputs,
-)
+from .torch_aot import functional_program
+from .torch_internals import copied, has_symbols, shared_inputs, size_expression, written_inputs
 
 #: Checks that hold by the time a graph has static sizes: tracing has made them.
 _PROVED = (torch.ops.aten._assert_tensor_metadata.default,)
