@@ -12,8 +12,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command: its status, standard output and standard error."""
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command, in a pipe: its status, standard output and standard error."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist has it from its terminal
 
     def run_it(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -45,7 +45,7 @@ def generate(model: Any, batch: int, cache: str | None) -> torch.Tensor:
     return tokens
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_static_cache(batch: int) -> None:
     model = llama()
     wanted = generate(model, batch, "static")
@@ -55,7 +55,7 @@ def test_a_static_cache(batch: int) -> None:
     assert report.operators_in_fallback == 0 and report.compilations <= 3
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_growing_cache(batch: int) -> None:
     model = llama()
     wanted = generate(model, batch, None)

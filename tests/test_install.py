@@ -9,7 +9,7 @@ import torch
 
 import neuron_compile
 
-from .support import in_fresh_interpreter
+from .support import cases, in_fresh_interpreter
 
 WAYS = {
     "function": 'compiled = torch.compile(model, backend="neuron")',
@@ -18,7 +18,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", cases(WAYS, slow=("module",)))
 def test_every_way_to_choose_the_backend(way: str) -> None:
     in_fresh_interpreter(f"""
         import copy, sys, torch

@@ -140,6 +140,8 @@ def test_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         neuron(lambda x: x + 1, options=ISOLATED)(torch.ones(2))
 
 
+# Of JAX's, where another test has used it in this process, and of Python's.
+@pytest.mark.filterwarnings("ignore:.*os.fork.. was called", "ignore:.*multi-threaded, use of fork")
 def test_a_forked_child_leaves_workers_alone() -> None:
     workers = isolation._Workers(1)
     workers._idle.append(object())  # type: ignore[arg-type]  # it cannot be closed

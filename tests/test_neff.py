@@ -143,7 +143,7 @@ FUZZ = hypothesis.settings(
     database=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-MUCH = hypothesis.settings(FUZZ, max_examples=4000)
+MUCH = hypothesis.settings(FUZZ, max_examples=5000)
 
 
 def check_damage(data: st.DataObject, packed: bytes) -> None:

@@ -71,6 +71,8 @@ print("parent is done")
 
 # Of Python from 3.12 on, about every fork of a process with threads.
 FORK_OF_THREADS = "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+# Of JAX's, where another test has used it in this process.
+FORK_OF_JAX = "ignore:.*os.fork.. was called:RuntimeWarning"
 
 
 def test_a_forked_process_runs_in_eager() -> None:
@@ -99,7 +101,7 @@ def test_a_spawned_process_compiles_for_itself() -> None:
     equal(torch.tensor(results), ((torch.arange(6.0) + 1).sin() * 2).sum().repeat(3))
 
 
-@pytest.mark.filterwarnings(FORK_OF_THREADS)
+@pytest.mark.filterwarnings(FORK_OF_JAX, FORK_OF_THREADS)
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_that_load_data(method: str) -> None:
     eager = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -135,7 +137,7 @@ class Normalized(torch.utils.data.Dataset[torch.Tensor]):
         return self.function(torch.arange(5.0) * (index + 1) + 0.5 * torch.arange(5.0) ** 2)
 
 
-@pytest.mark.filterwarnings(FORK_OF_THREADS)
+@pytest.mark.filterwarnings(FORK_OF_JAX, FORK_OF_THREADS)
 @pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
 def test_workers_that_run_compiled_code() -> None:
     data = Normalized()

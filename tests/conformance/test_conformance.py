@@ -1,14 +1,18 @@
 """The suite's default size: two samples an entry, float32 with gradients, int64, and errors.
 
+Without the slow ones, entries with gradients have no case of their own for inference.
 ``make conformance`` runs every sample in every dtype; what came of that is ``results.json``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from . import page
-from .catalog import Case, cases
+from .catalog import INFERENCE, TRAINING, Case, cases
 from .expected import FAILURES, expected_failure
 from .judge import DEVICE, FAILED, UPSTREAM, judge
 
@@ -19,7 +23,16 @@ SAMPLES = 2
 STATUS = {item["key"]: page.status(item) for item in page.load()["cases"]}
 
 
-@pytest.mark.parametrize("case", list(cases(("float32", "int64"))), ids=lambda case: case.key)
+def chosen() -> Iterator[Any]:
+    """The cases; slow are those whose forward another one runs, with a backward."""
+    found = list(cases(("float32", "int64")))
+    trained = {(x.kind, x.entry, x.dtype) for x in found if x.mode == TRAINING}
+    for case in found:
+        again = case.mode == INFERENCE and (case.kind, case.entry, case.dtype) in trained
+        yield pytest.param(case, id=case.key, marks=[pytest.mark.slow] * again)
+
+
+@pytest.mark.parametrize("case", list(chosen()))
 def test_case(case: Case) -> None:
     result = judge(case, SAMPLES)
     if result.status == FAILED and (reason := expected_failure(case)) is not None:

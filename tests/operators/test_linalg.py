@@ -243,7 +243,11 @@ WITHOUT_GRADIENT: dict[str, Case] = {
 UNTRACEABLE = {"svd", "svd_wide"}
 
 
-@MODES
+@pytest.mark.parametrize(
+    "options",
+    # The decompositions are differentiated in complex below, where all that is real is, too.
+    [pytest.param(KERNELS, id="kernels"), pytest.param(PLAIN, id="plain", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, options: dict[str, Any]) -> None:
     function, make = CASES[name]

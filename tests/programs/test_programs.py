@@ -18,7 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 PARTS, PROGRAMS, STEPS = 4, 15, 10
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part % 2)) for part in range(PARTS)]
+)
 def test_programs(part: int) -> None:
     """Each part is a stream of its own seed, so that processes can share them."""
     outcomes = judge(stream(part, PROGRAMS, STEPS))
