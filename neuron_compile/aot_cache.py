@@ -22,8 +22,10 @@ from .decompositions import decompositions, lowered_whole
 from .forked import Runner
 from .lowering.registry import registered
 from .lowering.seeded import SEED_ARGUMENT, Seeded, seeded
+from .lowering.trace import trace_on
+from .runtime import open_platform
 from .served import served
-from .settings import Settings
+from .settings import Settings, resolve
 from .torch_aot import (
     GraphPicklingError,
     OutputCode,
@@ -53,7 +55,7 @@ def compiling(module: fx.GraphModule, settings: Settings) -> Iterator[None]:
     """What AOT Autograd makes of this Dynamo graph gets these settings, and the graph's lines in
     the user's code: a graph in the cache may come from a version of the file with other numbers.
     """
-    before = _current()
+    before: _Current | None = getattr(_state, "current", None)
     traces = tuple(node.meta.get(_TRACE) for node in module.graph.nodes)
     current = _state.current = _Current(settings, traces)
     try:
@@ -71,8 +73,14 @@ class _Current:
     made: list[GraphCode] = dataclasses.field(default_factory=list)
 
 
-def _current() -> _Current | None:
-    return getattr(_state, "current", None)
+def _current() -> _Current:
+    current: _Current | None = getattr(_state, "current", None)
+    if current is not None:
+        return current
+    # PyTorch took a graph out of a cache of its own without asking the backend.
+    settings = resolve()
+    trace_on(open_platform(settings.platform))
+    return _Current(settings, ())
 
 
 class GraphCode(OutputCode):  # type: ignore[misc]
@@ -92,16 +100,15 @@ class GraphCode(OutputCode):  # type: ignore[misc]
         self._packed = b""
         self._lines: list[int] = []
         self._kind, self._static, self._lazy = kind, static, lazy
-        self._serve()
+        self._serve(_current())
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Run once; ``inputs`` is a list, which is emptied."""
         return self._run(list(inputs) if not isinstance(inputs, list) else inputs)
 
-    def _serve(self) -> None:
-        graph, current = self._graph, _current()
-        if graph is None or current is None:
-            raise AssertionError("a graph is compiled outside of the backend")
+    def _serve(self, current: _Current) -> None:
+        graph = self._graph
+        assert graph is not None
         self._traces: tuple[str | None, ...] = current.traces
         current.made.append(self)
         compile_it = functools.partial(served, graph, self._kind, self._static, current.settings)
@@ -131,9 +138,9 @@ class GraphCode(OutputCode):  # type: ignore[misc]
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Compile what came out of the cache: for the executables, it looks into ours."""
-        current = _current()
-        if self._graph is not None or current is None:
+        if self._graph is not None:
             return
+        current = _current()
         self._graph = graph_from_bytes(self._packed, fake_mode())
         self._packed = b""
         for node, line in zip(self._graph.graph.nodes, self._lines, strict=True):
@@ -142,7 +149,7 @@ class GraphCode(OutputCode):  # type: ignore[misc]
                 node.meta[_TRACE] = trace
             if node.meta.pop(SEED_ARGUMENT, False):
                 node.target = seeded(node.target)
-        self._serve()
+        self._serve(current)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Nothing here is of Triton's."""

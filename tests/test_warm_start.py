@@ -74,6 +74,40 @@ def test_a_second_process_calls_no_compiler_and_artifacts_carry_it_elsewhere(
 
 
 @pytest.mark.slow
+def test_precompiled_code_needs_no_tracing(tmp_path: Path) -> None:
+    """PyTorch's experimental precompilation takes our graphs along."""
+    bundle = tmp_path / "bundle"
+    precompile = """
+    import torch
+    torch._dynamo.config.caching_precompile = True
+    """
+    save = f"""
+    open({str(bundle)!r}, "wb").write(torch.compiler.save_cache_artifacts()[0])
+    """
+    load = f"""
+    torch.compiler.load_cache_artifacts(open({str(bundle)!r}, "rb").read())
+    """
+    model = """
+    import copy, neuron_compile
+    from torch._dynamo.utils import counters
+    torch.manual_seed(0)
+    eager = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    model, x = copy.deepcopy(eager), torch.randn(3, 4)
+    run = torch.compile(model, backend="neuron")
+    for module, call in ((eager, eager), (model, run)):
+        call(x).square().sum().backward()
+    torch.testing.assert_close(run(x), eager(x))
+    torch.testing.assert_close(model[0].weight.grad, eager[0].weight.grad)
+    report = neuron_compile.report()
+    print(report.compilations, report.cache_hits, counters["frames"]["total"])
+    """
+    in_fresh_interpreter(precompile + model + save, environment(tmp_path / "here"))
+    there = environment(tmp_path / "there")
+    found = in_fresh_interpreter(precompile + load + NO_COMPILERS + model, there)
+    assert found.stdout.split() == ["0", "2", "0"]
+
+
+@pytest.mark.slow
 def test_artifacts_are_used_whatever_folder_an_option_names(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     save = f"""
