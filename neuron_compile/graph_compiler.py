@@ -173,7 +173,7 @@ def _compile_partitioned(
     missing = {node: why for node, why in eager.items() if why != REASON}
     if missing and settings.fullgraph_on_device:
         raise UnsupportedError(_explain_strict(missing))
-    parts = partition(module, refused, nested)
+    parts = partition(module, eager)
     seconds.update({"partition": time.perf_counter() - started})
     counts: collections.Counter[str] = collections.Counter()
     if parts.whole:

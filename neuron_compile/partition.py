@@ -27,14 +27,10 @@ LATE = "late_"
 
 @dataclasses.dataclass(frozen=True)
 class Partitioned:
-    """A graph whose partitions for the device are its submodules, or which is one itself.
-
-    ``eager`` maps nodes that stay with ATen to the reason.
-    """
+    """A graph whose partitions for the device are its submodules, or which is ``whole`` one."""
 
     module: fx.GraphModule
     whole: bool
-    eager: Mapping[fx.Node, str]
 
 
 class _Support(OperatorSupportBase):
@@ -45,27 +41,22 @@ class _Support(OperatorSupportBase):
         return node in self._supported
 
 
-def partition(
-    module: fx.GraphModule, refused: Mapping[str, str], nested: bool = False
-) -> Partitioned:
+def partition(module: fx.GraphModule, eager: Mapping[fx.Node, str]) -> Partitioned:
     """Partition ``module``, which is left as it is where everything is supported.
 
     Inputs have static sizes. What has a size that depends on data, but comes from operators that
     ATen runs, goes into partitions of its own, which are graphs with dynamic sizes.
 
     Args:
-        refused: names of nodes that a compiler turned down, each with the reason.
-        nested: whether ``module`` is such a partition. What still has sizes that depend on data
-            then stays in eager: it would only be put off again.
+        eager: what :func:`eager_nodes` gave for ``module``.
     """
-    eager = eager_nodes(module, refused, nested)
     device = [node for node in module.graph.nodes if is_operator(node) and node not in eager]
     late = {node.name for node in device if _has_symbols(node)}
     numbers = any(
         node.op == "call_function" and not is_operator(node) for node in module.graph.nodes
     )
     if not eager and not late and not numbers:
-        return Partitioned(module, True, eager)
+        return Partitioned(module, True)
     module = copied(module)
     names = {node.name for node in device} - late
     for wanted, prefix in ((names, "fused_"), (late, LATE)):
@@ -75,15 +66,20 @@ def partition(
                 module, _Support(supported), allows_single_node_partition=True
             )
             module = partitioner.fuse_partitions(partitioner.propose_partitions(), prefix)
-    return Partitioned(module, False, eager)
+    return Partitioned(module, False)
 
 
 def eager_nodes(
     module: fx.GraphModule, refused: Mapping[str, str], nested: bool = False
 ) -> dict[fx.Node, str]:
-    """The operators that cannot run on the device, each with its reason; see :func:`partition`.
+    """The operators that cannot run on the device, each with its reason.
 
     A getitem goes with its tuple; numbers are no operators.
+
+    Args:
+        refused: names of nodes that a compiler turned down, each with the reason.
+        nested: whether ``module`` is a partition of what has sizes that depend on data. What still
+            has such sizes then stays in eager: it would only be put off again.
     """
     eager: dict[fx.Node, str] = {}
     for node in module.graph.nodes:
