@@ -258,16 +258,17 @@ def takes_stock(node: fx.Node) -> bool:
     return entry.function is None or not _REFUSED or f"stock {_call(node)}" not in _REFUSED
 
 
-def remember_refusal(node: fx.Node, reason: str) -> None:
+def remember_refusal(node: fx.Node, reason: str, *, lasting: bool = True) -> None:
     """Note that Torch-MLIR refused this operator with these arguments.
 
-    The spliced lowering takes over where there is one; else the node is unsupported.
+    The spliced lowering takes over where there is one; else the node is unsupported. ``lasting``:
+    any process would find it so.
     """
     entry = lookup(called(node))
     spliced = entry is not None and entry.function is not None and takes_stock(node)
     call = f"stock {_call(node)}" if spliced else _call(node)
     _REFUSED[call] = reason
-    if entry is None or not entry.foreign:
+    if lasting and (entry is None or not entry.foreign):
         _LASTING.add(call)
 
 

@@ -433,7 +433,8 @@ def _remember(node: fx.Node, error: Exception) -> bool:
     if not isinstance(error, LoweringError):
         return False
     stock = takes_stock(node)
-    remember_refusal(node, str(error))
+    # A worker may have died of something else: too little memory, or by somebody's hand.
+    remember_refusal(node, str(error), lasting=not isinstance(error, CompilerCrashed))
     return stock and why_unsupported(node) is None
 
 

@@ -16,7 +16,7 @@ import neuron_compile
 from neuron_compile import isolation
 from neuron_compile.graph_pickle import graph_from_bytes, graph_to_bytes
 from neuron_compile.lowering.region import Region
-from neuron_compile.lowering.registry import forget_refusals
+from neuron_compile.lowering.registry import forget_refusals, lasting_refusals
 
 from . import crashing
 from .support import check, equal, neuron
@@ -117,6 +117,7 @@ def test_a_death_in_xla_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(neuron_compile.FallbackWarning, match=r"compiler crashed in XLA \(SIGABRT\)"):
         equal(compiled(x), function(x))
     made.close()
+    assert lasting_refusals() == {}, "other processes may have more luck"
 
 
 def test_a_lowering_that_a_worker_cannot_import(caplog: pytest.LogCaptureFixture) -> None:
