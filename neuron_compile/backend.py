@@ -24,7 +24,7 @@ from .runtime import (
 )
 from .served import served
 from .settings import Settings, resolve
-from .torch_aot import aot_compile, static_input_indices
+from .torch_aot import aot_compile, custom_operator, static_input_indices
 
 logs.install()
 
@@ -62,6 +62,9 @@ def compile_dynamo_graph(
     static: frozenset[int] = frozenset()
 
     cached = open_cache(settings) is not None
+    if cached and (custom := custom_operator(module)) is not None:
+        logs.log.info("AOT Autograd's graphs are not kept: a gradient of %s may change", custom)
+        cached = False
 
     def compiled(graph: fx.GraphModule, kind: str, static: frozenset[int]) -> Callable[..., Any]:
         if cached:

@@ -146,6 +146,28 @@ def _without_inductor() -> Iterator[None]:
         vars(codecache).update(before)
 
 
+#: Namespaces of operators whose gradients and meanings torch's version tells.
+_TORCHS = frozenset({"aten", "prim", "prims"})
+
+
+def custom_operator(module: fx.GraphModule) -> str | None:
+    """The name of an operator not of torch's in a Dynamo graph, or in one that it holds.
+
+    AOT Autograd traces through the gradient that was registered for it, and through its own code
+    if it is composite: Python of the user's, which AOTAutogradCache's key does not know.
+    """
+    for graph in module.modules():
+        for node in graph.graph.nodes if isinstance(graph, fx.GraphModule) else ():
+            target = node.target
+            if isinstance(target, torch._ops.OpOverload):
+                target = target.overloadpacket
+            if isinstance(target, torch._ops.OpOverloadPacket):
+                name = str(target._qualified_op_name)
+                if name.split("::")[0] not in _TORCHS:
+                    return name
+    return None
+
+
 def _has_a_name(node: fx.Node) -> bool:
     """Whether what a node calls is found by its name, as in the code that PyTorch keeps."""
     if node.op != "call_function" or isinstance(node.target, torch._ops.OperatorBase):

@@ -173,6 +173,38 @@ def test_options_that_change_aot_autograds_graphs_are_in_its_key() -> None:
     assert aot()[:2] == (1, 2)
 
 
+FACTOR = {"of": 2.0}
+
+
+@torch.library.custom_op("test_aot_cache::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+scaled.register_fake(torch.empty_like)
+scaled.register_autograd(lambda ctx, gradient: gradient * FACTOR["of"])
+
+
+@pytest.mark.filterwarnings("ignore::neuron_compile.FallbackWarning")
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_gradient_that_the_user_changes_is_not_kept(
+    inner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's key knows a custom operator by its name alone."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if inner:
+            return checkpoint(lambda x: scaled(x).sin(), x, use_reentrant=False)
+        return scaled(x).sin()
+
+    x = torch.randn(3, requires_grad=True)
+    for factor in (2.0, 3.0):
+        torch._dynamo.reset()
+        monkeypatch.setitem(FACTOR, "of", factor)
+        equal(gradient(neuron(function)(x), x), gradient(function(x), x))
+    assert aot() == (0, 0, 0)
+
+
 def test_what_it_does_not_take_finds_its_executables() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
