@@ -163,7 +163,7 @@ def custom_operator(module: fx.GraphModule) -> str | None:
                 target = target.overloadpacket
             if isinstance(target, torch._ops.OpOverloadPacket):
                 name = str(target._qualified_op_name)
-                if name.split("::")[0] not in _TORCHS:
+                if name.split("::", maxsplit=1)[0] not in _TORCHS:
                     return name
     return None
 
