@@ -31,12 +31,16 @@ as_strided = torch.ops.neuron_compile.as_strided.default
 
 SEED = "rng_seed"
 
+#: Argument of a convolution that is to have its channels last in memory.
+CHANNELS_LAST = "channels_last"
+
 
 def prepare(module: fx.GraphModule) -> None:
     """Run every pass over ``module`` in place."""
     graph = module.graph
     clamp_slices(graph)
     absorb_transposes(graph)
+    lay_out_convolutions(graph)
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         node.target = as_strided
     graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
@@ -133,6 +137,24 @@ def _untransposed(node: fx.Node) -> tuple[fx.Node, bool]:
         if dims == [rank - 2, rank - 1]:
             return source, True
     return node, False
+
+
+def lay_out_convolutions(graph: fx.Graph) -> None:
+    """Let two-dimensional convolutions have channels last, unless the graph is one for training.
+
+    Vendors' kernels are faster there, and XLA lets what lies between convolutions take their
+    layout. What a forward saves crosses to the backward with channels second: each such tensor
+    would be transposed twice, and the vendor's kernels convert weights that change anyway.
+    """
+    nodes = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    returned = set(graph.output_node().all_input_nodes)
+    saved = [node for node in nodes if node.args[0] in returned]
+    backward = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    if backward or 2 * len(saved) > len(nodes):
+        return
+    for node in nodes:
+        if result_tensors(node)[0].dim() == 4:
+            node.kwargs = {**node.kwargs, CHANNELS_LAST: True}
 
 
 def seed_random_operators(module: fx.GraphModule) -> bool:

@@ -27,7 +27,6 @@ from .records import count
 from .runtime import (
     CacheError,
     Check,
-    CompilerOptions,
     Neff,
     NeffCache,
     NeffError,
@@ -138,7 +137,7 @@ def _taken(cache: NeffCache, key: Key, names: list[str], settings: Settings) -> 
     file = cache.get(key.digest) or _carried(cache, key)
     if file is None:
         return None
-    options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
+    options = settings.compiler_options
     try:
         if file.metadata.get("key") != dict(key.components):
             raise NeffError("it is of another key than its name")

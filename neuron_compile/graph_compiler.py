@@ -37,7 +37,6 @@ from .records import (
 )
 from .runtime import (
     Check,
-    CompilerOptions,
     Executor,
     Neff,
     ResultSpec,
@@ -353,7 +352,7 @@ def _compiled(boundary: Boundary, settings: Settings) -> Compiled:
 
 
 def _lower_and_compile(boundary: Boundary, settings: Settings) -> tuple[LoweredModule, Neff]:
-    options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
+    options = settings.compiler_options
     capture = logs.wants_torch_dialect() or settings.dump_dir is not None
     if settings.isolate_compiler:
         done = lower_and_compile_isolated(

@@ -17,7 +17,7 @@ from torch import fx
 
 from .classify import Boundary
 from .lowering.region import lines
-from .runtime import CompilerOptions, machine, versions
+from .runtime import machine, versions
 from .runtime.neff_file import VERSION
 from .settings import Settings
 
@@ -43,7 +43,7 @@ class Key:
 
 def graph_key(boundary: Boundary, settings: Settings) -> Key:
     """The key of a graph between contiguous tensors, as it is before it is lowered."""
-    options = CompilerOptions(settings.platform, settings.xla_options, settings.vendor_kernels)
+    options = settings.compiler_options
     calls, values = zip(*lines(boundary.module), strict=True)
     arguments = (
         (item.shape, item.dtype, item.permutation, item.dense, item.carrier)

@@ -12,6 +12,7 @@ from typing import Any
 import platformdirs
 
 from .errors import SettingsError
+from .runtime.types import CompilerOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Settings:
         vendor_kernels: let the platform compute heavy operators (convolutions, matrix products,
             attention) with a vendor's kernels; off, XLA compiles their decompositions.
             Environment: ``NEURON_COMPILE_VENDOR_KERNELS``.
+        pack_weights: let vendor kernels keep weights in a layout of their own between calls, made
+            anew when a weight changes. Changes are seen by torch's count of them and, where torch
+            does not count (``weight.data``, NumPy, another process), in a sample of 64 elements:
+            turn it off if single elements are written in such a way.
+            Environment: ``NEURON_COMPILE_PACK_WEIGHTS``.
         dump_dir: a folder for every graph's FX, Torch dialect, StableHLO and optimized HLO.
             Environment: ``NEURON_COMPILE_DUMP_DIR``.
         cache: keep compiled graphs on disk, and take them from there in other processes.
@@ -75,6 +81,7 @@ class Settings:
     check_indices: bool = True
     eager_rng: bool = False
     vendor_kernels: bool = True
+    pack_weights: bool = True
     dump_dir: str | None = None
     cache: bool = True
     cache_dir: str | None = None
@@ -86,6 +93,13 @@ class Settings:
     compile_in_parallel: bool = False
     isolate_compiler: bool = False
     xla_options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def compiler_options(self) -> CompilerOptions:
+        """What of them the runtime's compiler takes."""
+        return CompilerOptions(
+            self.platform, self.xla_options, self.vendor_kernels, self.pack_weights
+        )
 
 
 def default_directory() -> Path:
@@ -185,6 +199,7 @@ _VALIDATORS: Mapping[str, Callable[[str, Any], Any]] = {
     "check_indices": _boolean,
     "eager_rng": _boolean,
     "vendor_kernels": _boolean,
+    "pack_weights": _boolean,
     "dump_dir": _folder,
     "cache": _boolean,
     "cache_dir": _folder,

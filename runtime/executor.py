@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import pjrt
+from . import pjrt, static_memory
 from .neff import Neff
 from .torch_memory import as_dtype, reinterpret, retyped
 from .types import ArgumentSpec, ResultSpec, Signature, View
@@ -31,6 +31,7 @@ class Executor:
         self.neff = neff
         self.signature = signature
         self.copies = 0
+        self._packs = neff.vendor_kernels > 0 and neff.options.pack_weights
         self._import = pjrt.importer(platform)
         self._export = pjrt.exporter(platform)
         self._shared = pjrt.shared_memory(platform)
@@ -81,19 +82,21 @@ class Executor:
         return self._import(tensor)
 
     def _static_loader(self, spec: ArgumentSpec) -> Callable[[torch.Tensor], Any]:
-        kept: tuple[int, Any] = (-1, None)  # an empty tensor's address is 0
+        # An empty tensor's address is 0.
+        kept: tuple[int, Any, static_memory.StaticMemory | None] = (-1, None, None)
 
         def load(tensor: torch.Tensor) -> Any:
             nonlocal kept
-            address, buffer = kept
+            address, buffer, _ = kept
             if tensor.data_ptr() == address:
                 return buffer
             # The buffer holds what it is made of: the storage, not the parameter and its gradient.
-            buffer = self._load(tensor.detach(), spec.permutation)
+            detached = tensor.detach()
+            buffer = self._load(detached, spec.permutation)
             address = tensor.data_ptr()
             # A copy (unaligned storage) would not see an optimizer's updates: do not keep it.
             if address and pjrt.pointer(buffer) == address:
-                kept = (address, buffer)
+                kept = (address, buffer, static_memory.hold(detached) if self._packs else None)
             return buffer
 
         return load

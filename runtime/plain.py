@@ -167,6 +167,7 @@ def options_to_plain(options: CompilerOptions) -> dict[str, Any]:
         "platform": options.platform,
         "xla_options": dict(options.xla_options),
         "vendor_kernels": options.vendor_kernels,
+        "pack_weights": options.pack_weights,
     }
 
 
@@ -176,7 +177,8 @@ def options_from_plain(data: Any) -> CompilerOptions:
     Raises:
         NeffError: naming the first field that is missing, is one too many or has a wrong value.
     """
-    fields = strict.fields_of(data, "options", ("platform", "xla_options", "vendor_kernels"))
+    names = ("platform", "xla_options", "vendor_kernels", "pack_weights")
+    fields = strict.fields_of(data, "options", names)
     flags = fields["xla_options"]
     if not isinstance(flags, dict) or not all(
         isinstance(value, bool | int | float | str) for value in flags.values()
@@ -186,6 +188,7 @@ def options_from_plain(data: Any) -> CompilerOptions:
         strict.text(fields["platform"], "options.platform"),
         tuple(sorted(flags.items())),
         strict.boolean(fields["vendor_kernels"], "options.vendor_kernels"),
+        strict.boolean(fields["pack_weights"], "options.pack_weights"),
     )
 
 

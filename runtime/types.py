@@ -117,9 +117,11 @@ class CompilerOptions:
     """What changes the code that XLA makes.
 
     ``xla_options`` are ``(flag, value)`` pairs; ``vendor_kernels`` lets a target replace
-    composites with kernels of its own.
+    composites with kernels of its own, and ``pack_weights`` lets these keep weights in a layout
+    of their own.
     """
 
     platform: str = "cpu"
     xla_options: tuple[tuple[str, Any], ...] = ()
     vendor_kernels: bool = True
+    pack_weights: bool = True

@@ -132,9 +132,11 @@ def _refuse(node: fx.Node) -> str | None:
 
 
 @lowers(aten.convolution.default, refuse=_refuse)
-def _convolution(ctx: Context, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
+def _convolution(
+    ctx: Context, x: Any, weight: Any, bias: Any, *options: Any, channels_last: bool = False
+) -> Any:
     settings = _Settings.of(x.ndim, *options)
-    last = _depthwise(x, settings)
+    last = channels_last or _depthwise(x, settings)
     outward, inward = (_channels_last, _channels_first) if last else (_same, _same)
 
     def plain(x: Any, weight: Any, *bias: Any) -> Any:

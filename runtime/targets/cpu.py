@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from ..types import CompilerOptions
 from . import denormals, division, ffi, linear_algebra, rounding  # noqa: F401 - it registers kernels
-from .kernels import KernelSpec, build, wants
+from .kernels import PACKS, KernelSpec, build, wants
 
 PREFIX = "neuron."
 
@@ -24,7 +24,8 @@ class CpuTarget:
         if options.vendor_kernels:
             with module.context, ir.Location.unknown():
                 composites = list(_composites(module.operation))
-                replaced = sum(_replace(operation) for operation in composites)
+                packs = options.pack_weights
+                replaced = sum(_replace(operation, packs) for operation in composites)
         division.keep(module)
         rounding.keep(module)
         denormals.keep(module)
@@ -54,7 +55,7 @@ def _composites(operation: Any) -> Iterator[Any]:
                 yield from _composites(inner.operation)
 
 
-def _replace(operation: Any) -> bool:
+def _replace(operation: Any, packs: bool) -> bool:
     name = ir.StringAttr(operation.attributes["name"]).value
     if not name.startswith(PREFIX):
         return False
@@ -62,7 +63,7 @@ def _replace(operation: Any) -> bool:
         kernel=name.removeprefix(PREFIX),
         operands=tuple(_described(value.type) for value in operation.operands),
         results=tuple(_described(value.type) for value in operation.results),
-        attributes=tuple(sorted(_attributes(operation).items())),
+        attributes=tuple(sorted({**_attributes(operation), PACKS: int(packs)}.items())),
     )
     if not wants(spec):
         return False

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .. import static_memory
 from ..torch_memory import tensor_at
 from .ffi import Kernel
 
@@ -33,6 +34,10 @@ _DTYPES = {
     "i32": torch.int32,
     "i64": torch.int64,
 }
+
+
+#: The attribute of a call site that says whether its kernel may keep weights packed.
+PACKS = "packs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,14 +212,44 @@ def _channels_second(spec: KernelSpec) -> Callable[[torch.Tensor], torch.Tensor]
     return lambda tensor: tensor
 
 
+#: oneDNN's convolutions over packed weights, which torch keeps for Inductor's frozen graphs.
+_pack = getattr(torch.ops.mkldnn, "_reorder_convolution_weight", None)
+_convolve = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+
+
+def _packed_convolution(spec: KernelSpec) -> Callable[..., torch.Tensor | None] | None:
+    """A convolution whose weight, if it is a parameter that stays, is packed once."""
+    if _pack is None or _convolve is None or spec["transposed"] or len(spec.operands[0][1]) != 4:
+        return None
+    stride, padding, dilation, _, _, groups = _convolution_settings(spec)
+    key = spec.to_json()
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        memory = static_memory.at(weight.data_ptr())
+        weights = memory and memory.kept(
+            key, lambda: _pack(weight, padding, stride, dilation, groups, list(x.shape))
+        )
+        if weights is None:
+            return None
+        return _convolve(x, weights, bias, padding, stride, dilation, groups, "none", [], "")
+
+    return run
+
+
 @kernel("convolution", when=_wants_convolution)
 def _convolution(spec: KernelSpec) -> Kernel:
     settings = _convolution_settings(spec)
     view = _channels_second(spec)
 
+    # Graphs for training have channels second.
+    packed = _packed_convolution(spec) if spec[PACKS] and spec["channels_last"] else None
+
     def run(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        x, weight, *bias = inputs
-        result = torch.convolution(view(x), weight, bias[0] if bias else None, *settings)
+        x, weight, *biases = inputs
+        bias = biases[0] if biases else None
+        result = packed and packed(view(x), weight, bias)
+        if result is None:
+            result = torch.convolution(view(x), weight, bias, *settings)
         view(outputs[0]).copy_(result)
 
     return _aten_kernel(spec, run)
