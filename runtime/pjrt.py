@@ -22,7 +22,7 @@ from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
-from .torch_memory import from_dlpack, to_dlpack
+from .torch_memory import from_dlpack, reinterpret, to_dlpack
 from .types import Device, PlatformError, RuntimeCompileError
 
 #: XLA shares host memory at addresses that are multiples of this many bytes.
@@ -351,10 +351,10 @@ def importer(platform: str) -> Callable[[torch.Tensor], Any]:
     return copy_to_device
 
 
-def exporter(platform: str) -> Callable[[Any], torch.Tensor]:
-    """A function from a PJRT buffer to a CPU tensor that owns it."""
+def exporter(platform: str, like: Any) -> Callable[[Any], torch.Tensor]:
+    """A function from PJRT buffers of the type of ``like`` to CPU tensors that own them."""
     if shared_memory(platform):
-        return lambda buffer: from_dlpack(_to_capsule(buffer))
+        return _owner(from_dlpack(_to_capsule(like)))
     host = device("cpu")
 
     def copy_to_host(buffer: Any) -> torch.Tensor:
@@ -362,6 +362,32 @@ def exporter(platform: str) -> Callable[[Any], torch.Tensor]:
         return from_dlpack(_to_capsule(client("cpu").buffer_from_pyval(values, host)))
 
     return copy_to_host
+
+
+def _owner(like: torch.Tensor) -> Callable[[Any], torch.Tensor]:
+    """Makes tensors whose memory holds the buffer that it belongs to.
+
+    DLPack would do it, too; but PJRT gives memory that was lent that way back only later, so that
+    each call would write to other, cold memory (adding 2^20 float32: 0.23 ms instead of 0.15).
+    """
+    size = like.nbytes
+    if not size:
+        return lambda buffer: from_dlpack(_to_capsule(buffer))
+    memory_at = _memory_type(size).from_address
+    dtype, shape, stride = like.dtype, tuple(like.shape), like.stride()
+
+    def export(buffer: Any) -> torch.Tensor:
+        memory = memory_at(pointer(buffer))
+        memory.owner = buffer
+        return reinterpret(torch.frombuffer(memory, dtype=dtype), shape, stride, 0)
+
+    return export
+
+
+@functools.cache
+def _memory_type(size: int) -> Any:
+    """A type of ``size`` bytes somewhere in memory, with an owner to hold."""
+    return type("_Memory", (ctypes.c_char * size,), {"__slots__": ("owner",)})
 
 
 def pointer(buffer: Any) -> int:
