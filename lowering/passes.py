@@ -22,6 +22,14 @@ torch.library.define(
 )
 gemm = torch.ops.neuron_compile.gemm.default
 
+# The loss of logits, without their logarithmic softmax: like ``gemm``, for the lowering alone.
+torch.library.define(
+    "neuron_compile::cross_entropy",
+    "(Tensor x, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)"
+    " -> (Tensor, Tensor)",
+)
+cross_entropy = torch.ops.neuron_compile.cross_entropy.default
+
 # ``as_strided`` under another name: Torch-MLIR's importer rewrites that one by itself.
 torch.library.define(
     "neuron_compile::as_strided",
@@ -41,6 +49,7 @@ def prepare(module: fx.GraphModule) -> None:
     clamp_slices(graph)
     absorb_transposes(graph)
     lay_out_convolutions(graph)
+    join_cross_entropies(graph)
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         node.target = as_strided
     graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
@@ -137,6 +146,21 @@ def _untransposed(node: fx.Node) -> tuple[fx.Node, bool]:
         if dims == [rank - 2, rank - 1]:
             return source, True
     return node, False
+
+
+def join_cross_entropies(graph: fx.Graph) -> None:
+    """Join a logarithmic softmax of float32 or float64 with the loss that alone reads it."""
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default):
+        softmax = loss.args[0]
+        if softmax.target is not aten._log_softmax.default or len(softmax.users) > 1:
+            continue
+        x, dim, half_to_float = softmax.args
+        (tensor,) = result_tensors(x)
+        last = dim % tensor.dim() == tensor.dim() - 1 if tensor.dim() else False
+        if half_to_float or not last or tensor.dtype not in (torch.float32, torch.float64):
+            continue
+        loss.target = cross_entropy
+        loss.args = (x, *loss.args[1:])
 
 
 def lay_out_convolutions(graph: fx.Graph) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
+from ..passes import cross_entropy
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, check_range, opmath
@@ -19,12 +21,40 @@ aten = torch.ops.aten
 def _nll_loss_forward(
     ctx: Context, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[Any, Any]:
+    return _nll(ctx, x, lambda picked: picked, target, weight, reduction, ignore_index)
+
+
+@lowers(cross_entropy)
+def _cross_entropy(
+    ctx: Context, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> tuple[Any, Any]:
+    """The loss of logits: their logarithmic softmax is made where the targets are, and not kept."""
+    logits = x.reshape(-1, x.shape[-1])
+    peak = jnp.max(logits, axis=1)
+    total = jnp.log(jnp.sum(jnp.exp(logits - peak[:, None]), axis=1))
+
+    def log_softmax(picked: Any) -> Any:
+        return (picked - peak) - total
+
+    return _nll(ctx, x, log_softmax, target, weight, reduction, ignore_index)
+
+
+def _nll(
+    ctx: Context,
+    x: Any,
+    finish: Callable[[Any], Any],
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignore_index: int,
+) -> tuple[Any, Any]:
+    """The loss where ``finish`` makes log-probabilities of what the targets pick of ``x``."""
     wide = opmath(x.dtype)
     x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     _check_target(ctx, x, target, ignore_index)
     weights = _nll_weights(x, target, weight, ignore_index, wide)
     safe = jnp.clip(target, 0, x.shape[1] - 1)
-    losses = -jnp.take_along_axis(x, safe[:, None], axis=1)[:, 0].astype(wide)
+    losses = -finish(jnp.take_along_axis(x, safe[:, None], axis=1)[:, 0]).astype(wide)
     losses = jnp.where(target == ignore_index, 0, losses) * weights
     if reduction == 0:
         return losses.reshape(ctx.shape), jnp.zeros((), wide)

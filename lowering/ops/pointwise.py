@@ -15,6 +15,7 @@ from torch import fx
 
 from ..registry import lowers, torch_mlir_lowers
 from ..trace import Context, to_jax
+from . import _trigonometry
 from ._shared import (
     arithmetic,
     cast,
@@ -40,6 +41,11 @@ def _sign(x: Any) -> Any:
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
+def _reciprocal_root(x: Any) -> Any:
+    """As ATen makes it, rounded twice."""
+    return 1 / jnp.sqrt(x)
+
+
 _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.abs.default: jnp.abs,
     aten.acos.default: jnp.arccos,
@@ -49,7 +55,7 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.atan.default: jnp.arctan,
     aten.atanh.default: jnp.arctanh,
     aten.ceil.default: jnp.ceil,
-    aten.cos.default: jnp.cos,
+    aten.cos.default: _trigonometry.cos,
     aten.cosh.default: jnp.cosh,
     aten.erf.default: jax.lax.erf,
     aten.erfc.default: jax.lax.erfc,
@@ -64,12 +70,12 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.neg.default: jnp.negative,
     aten.reciprocal.default: lambda x: 1 / x,
     aten.round.default: jnp.round,
-    aten.rsqrt.default: jax.lax.rsqrt,
+    aten.rsqrt.default: _reciprocal_root,
     aten.sigmoid.default: jax.lax.logistic,
     aten.sgn.default: _sign,
     aten.sign.default: _sign,
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
-    aten.sin.default: jnp.sin,
+    aten.sin.default: _trigonometry.sin,
     aten.sinh.default: jnp.sinh,
     aten.sqrt.default: jnp.sqrt,
     aten.square.default: jnp.square,
@@ -323,7 +329,7 @@ def _pow_scalar(ctx: Context, x: Any, exponent: Any) -> Any:
         1: lambda: x,
         2: lambda: x * x,
         3: lambda: x * x * x,
-        -0.5: lambda: 1 / jnp.sqrt(x),
+        -0.5: lambda: _reciprocal_root(x),
         -1: lambda: 1 / x,
         -2: lambda: 1 / (x * x),
     }
@@ -427,9 +433,6 @@ torch_mlir_lowers(
     aten.exp.default,
     aten.log.default,
     aten.sqrt.default,
-    aten.rsqrt.default,
-    aten.sin.default,
-    aten.cos.default,
     aten.tanh.default,
     aten.sigmoid.default,
     when=lambda node: same_full_float(node) and not _has_complex_number(node),

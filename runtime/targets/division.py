@@ -3,7 +3,9 @@
 XLA's algebraic simplifier turns ``a / broadcast(b)`` into ``a * broadcast(1 / b)``. For ``b = 49``
 a quarter of the quotients are then one unit in the last place off, and ``floor(x / 49)`` can be one
 less than in ATen. A barrier hides the broadcast until the simplifier is done; it is gone when XLA
-fuses. A power of two has an exact reciprocal and needs none.
+fuses. A power of two has an exact reciprocal and needs none. A quotient by a square root, of which
+XLA would make its reciprocal square root, is kept as well: that one is rounded otherwise, and takes
+four times as long (2^20 float32: 1.1 ms instead of 0.28).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 _DIVIDE = "stablehlo.divide"
+_ROOT = "stablehlo.sqrt"
 _CONSTANTS = ("stablehlo.constant", "arith.constant")
 _FORWARDING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert")
 
@@ -57,8 +60,10 @@ def _is_real(item: Any) -> bool:
 
 
 def _needs_barrier(divisor: Any) -> bool:
-    """Whether a divisor is a constant or a broadcast, and no power of two."""
+    """Whether a divisor is a square root, or a constant or broadcast that is no power of two."""
     origin = _origin(divisor)
+    if not isinstance(origin.owner, ir.Block) and origin.owner.operation.name == _ROOT:
+        return True
     if not isinstance(origin.owner, ir.Block) and origin.owner.operation.name in _CONSTANTS:
         value = origin.owner.operation.attributes["value"]
         return not _is_power_of_two(ir.DenseElementsAttr(value))
