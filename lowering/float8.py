@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+from .lazy_jax import jax, jnp
 
-#: The formats with infinities or two NaNs, and those with one NaN and no other special code.
-_TWO_NANS = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
-_ONE_NAN = tuple(
-    jnp.dtype(dtype) for dtype in (jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz, jnp.float8_e8m0fnu)
-)
+#: Names of the formats with infinities or two NaNs, and of those with one NaN and no other
+#: special code.
+_TWO_NANS = ("float8_e4m3fn", "float8_e5m2")
+_ONE_NAN = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 DTYPES = (*_TWO_NANS, *_ONE_NAN)
 
 
 def is_float8(dtype: Any) -> bool:
     """Whether a ``jax.numpy`` dtype is one of the formats."""
-    return jnp.dtype(dtype) in DTYPES
+    return jnp.dtype(dtype).name in DTYPES
 
 
 def convert(x: Any, dtype: Any) -> Any:
@@ -40,7 +38,9 @@ def convert(x: Any, dtype: Any) -> Any:
     if not jnp.issubdtype(dtype, jnp.integer):
         return wide.astype(dtype)
     # Undefined in C++: a NaN that ATen's compiler knows became zero.
-    return truncated(jnp.where(jnp.isnan(wide), 0, wide) if x.dtype in _ONE_NAN else wide, dtype)
+    return truncated(
+        jnp.where(jnp.isnan(wide), 0, wide) if x.dtype.name in _ONE_NAN else wide, dtype
+    )
 
 
 def _widened(x: Any) -> Any:

@@ -7,10 +7,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from .lazy_jax import jnp
 from .region import held, region, results
 from .registry import require, result_tensors, signature
 from .trace import Context, code, conform, output_mask

@@ -9,7 +9,6 @@ from torch import fx
 
 from . import passes
 from .registry import origin, remember_refusal, require, signature, takes_stock
-from .torch_mlir import input_specs, lower_to_stablehlo, output_specs
 from .trace import Splice, splice
 from .types import LoweredModule, LoweringError
 
@@ -27,6 +26,9 @@ def lower(
         LoweringError: where an operator has no lowering, or Torch-MLIR refuses the graph twice:
             the first refusal of a node that also has a spliced lowering is mended here.
     """
+    # A process that finds its executables in a cache lowers nothing.
+    from .torch_mlir import input_specs, lower_to_stablehlo, output_specs
+
     passes.prepare(module)
     graph = module.graph
     traced = 0.0

@@ -4,56 +4,66 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
 from . import float8
+from .lazy_jax import jax, jnp
 from .region import Region, region
 from .registry import Lowering, result_tensors
 from .seeded import SEED_ARGUMENT
 from .types import CARRIERS, Check, LoweringError, TensorSpec
 
-JAX_DTYPES: dict[torch.dtype, Any] = {
-    torch.bool: jnp.bool_,
-    torch.uint8: jnp.uint8,
-    torch.int8: jnp.int8,
-    torch.int16: jnp.int16,
-    torch.int32: jnp.int32,
-    torch.int64: jnp.int64,
-    torch.uint16: jnp.uint16,
-    torch.uint32: jnp.uint32,
-    torch.uint64: jnp.uint64,
-    torch.float16: jnp.float16,
-    torch.bfloat16: jnp.bfloat16,
-    torch.float32: jnp.float32,
-    torch.float64: jnp.float64,
-    torch.complex64: jnp.complex64,
-    torch.complex128: jnp.complex128,
-    torch.float8_e4m3fn: jnp.float8_e4m3fn,
-    torch.float8_e5m2: jnp.float8_e5m2,
-    torch.float8_e4m3fnuz: jnp.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz: jnp.float8_e5m2fnuz,
-    torch.float8_e8m0fnu: jnp.float8_e8m0fnu,
+#: torch dtype -> name of its ``jax.numpy`` dtype.
+JAX_DTYPES: dict[torch.dtype, str] = {
+    torch.bool: "bool_",
+    **{
+        getattr(torch, name): name
+        for name in (
+            "uint8",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint16",
+            "uint32",
+            "uint64",
+            "float16",
+            "bfloat16",
+            "float32",
+            "float64",
+            "complex64",
+            "complex128",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "float8_e4m3fnuz",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+        )
+    },
 }
-TORCH_DTYPES = {jnp.dtype(value): key for key, value in JAX_DTYPES.items()}
 
 
 def to_jax(dtype: torch.dtype) -> Any:
     """The ``jax.numpy`` dtype of a torch dtype."""
-    return JAX_DTYPES[dtype]
+    return getattr(jnp, JAX_DTYPES[dtype])
 
 
 def to_torch(dtype: Any) -> torch.dtype:
     """The torch dtype of a ``jax.numpy`` dtype."""
-    return TORCH_DTYPES[jnp.dtype(dtype)]
+    return _torch_dtypes()[jnp.dtype(dtype)]
+
+
+@functools.cache
+def _torch_dtypes() -> dict[Any, torch.dtype]:
+    return {jnp.dtype(to_jax(dtype)): dtype for dtype in JAX_DTYPES}
 
 
 @dataclasses.dataclass(frozen=True)

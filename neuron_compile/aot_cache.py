@@ -33,7 +33,7 @@ from .torch_aot import (
     graph_to_bytes,
     not_cacheable,
 )
-from .torch_internals import boxed, fake_mode
+from .torch_internals import boxed, fake_mode, with_effects
 
 #: The node metadata that a graph is compiled by; lines in the user's code are kept apart.
 _KEPT = frozenset({"val", "desc", SEED_ARGUMENT})
@@ -123,6 +123,9 @@ class GraphCode(OutputCode):  # type: ignore[misc]
     def prepare_for_serialization(self) -> None:
         """Replace the graph by bytes. PyTorch calls this on a copy."""
         assert self._graph is not None
+        if self._graph.graph.find_nodes(op="call_function", target=with_effects):
+            # PyTorch takes such a graph out of its cache without what hands it the tokens.
+            raise not_cacheable("neuron: it has effects, which are ordered by tokens")
         places: dict[str | None, int] = {}
         for index, trace in enumerate(self._traces):
             places.setdefault(trace, index)

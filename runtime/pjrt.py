@@ -1,6 +1,9 @@
 """The boundary to jaxlib's private API: clients, compilation, buffers.
 
-No other module of the runtime imports jax or jaxlib. Tested with jaxlib 0.10.2.
+No other module of the runtime imports jax, nor jaxlib but for its MLIR. Tested with jaxlib 0.10.2.
+
+jax, whose import takes half a second, is imported where StableHLO is read or another platform than
+the CPU is opened. A process that loads its executables from files does neither.
 """
 
 from __future__ import annotations
@@ -8,19 +11,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import gc
+import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax  # noqa: F401 - first: it sets how much jaxlib logs
 import numpy as np
 import torch
-from jax._src import xla_bridge
-from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as jax does: jaxlib reads it when imported
+
+from jaxlib import _jax, cpu_feature_guard, xla_client
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 from .torch_memory import from_dlpack, reinterpret, to_dlpack
 from .types import Device, PlatformError, RuntimeCompileError
@@ -28,14 +33,35 @@ from .types import Device, PlatformError, RuntimeCompileError
 #: XLA shares host memory at addresses that are multiples of this many bytes.
 _ALIGNMENT = 64
 
+_JAX_MLIR = "jax._src.interpreters.mlir"
+
+# As jax does for jaxlib when it is imported: a check of the processor, and an end for objects that
+# XLA's threads let go.
+cpu_feature_guard.check_cpu_features()
+gc.callbacks.append(lambda *_: _jax.collect_garbage())
+
 _lock = threading.Lock()
 _to_buffer = _jax.dlpack_managed_tensor_to_buffer
 _to_capsule = _jax.buffer_to_dlpack_managed_tensor
 
 
+def _xla_bridge() -> Any:
+    """The part of jax that opens platforms."""
+    return importlib.import_module("jax._src.xla_bridge")
+
+
+def _context() -> Any:
+    """A context of jaxlib's MLIR with the dialects that jax uses."""
+    return importlib.import_module(_JAX_MLIR).make_ir_context()
+
+
+def _stablehlo_dialect() -> Any:
+    return importlib.import_module("jaxlib.mlir.dialects.stablehlo")
+
+
 def platforms() -> list[str]:
     """The PJRT platforms that could be opened here."""
-    others = [name for name in xla_bridge.backends() if name != "cpu"]
+    others = [name for name in _xla_bridge().backends() if name != "cpu"]
     return ["cpu", *others]
 
 
@@ -69,7 +95,7 @@ def check_process() -> None:
 def _note_fork() -> None:
     """In the child: note it, and let nothing be destroyed that would wait for its threads."""
     _forked.append(os.getpid())
-    pool = getattr(jax_mlir, "global_thread_pool", None)
+    pool = getattr(sys.modules.get(_JAX_MLIR), "global_thread_pool", None)
     for held in (pool, *_clients):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
@@ -84,7 +110,7 @@ def client(platform: str) -> Any:
     Raises:
         PlatformError: if the platform is not installed, with the list of those that are.
     """
-    if platform != "cpu" and platform not in xla_bridge.backends():
+    if platform != "cpu" and platform not in _xla_bridge().backends():
         raise PlatformError(
             f"PJRT platform {platform!r} is not installed; available: {', '.join(platforms())}. "
             f"Install its PJRT plugin, or choose another with options={{'platform': ...}}."
@@ -94,7 +120,7 @@ def client(platform: str) -> Any:
     opened = (
         xla_client.make_cpu_client(asynchronous=False)
         if platform == "cpu"
-        else xla_bridge.get_backend(platform)
+        else _xla_bridge().get_backend(platform)
     )
     _clients.append(opened)
     return opened
@@ -130,10 +156,11 @@ def platform_errors() -> dict[str, str]:
     JAX itself brings some, such as TPU's, that may be missing quietly.
     """
     platforms()
+    bridge = _xla_bridge()
     return {
         name: str(error)
-        for name, error in xla_bridge._backend_errors.items()
-        if not xla_bridge._backend_factories[name].fail_quietly
+        for name, error in bridge._backend_errors.items()
+        if not bridge._backend_factories[name].fail_quietly
     }
 
 
@@ -167,7 +194,7 @@ def host_threads() -> int:
 
 def parse_module(stablehlo: str) -> Any:
     """An ``ir.Module`` in jaxlib's MLIR, in a context of its own."""
-    with jax_mlir.make_ir_context():
+    with _context():
         return ir.Module.parse(stablehlo)
 
 
@@ -193,8 +220,9 @@ def compile_module(module: Any, platform: str, xla_options: Sequence[tuple[str, 
 
 def portable(stablehlo: str) -> bytes:
     """A module in the form that jaxlibs of the next and of the last months read."""
-    requirement = stablehlo_dialect.StablehloCompatibilityRequirement.WEEK_12
-    version = stablehlo_dialect.get_version_from_compatibility_requirement(requirement)
+    dialect = _stablehlo_dialect()
+    requirement = dialect.StablehloCompatibilityRequirement.WEEK_12
+    version = dialect.get_version_from_compatibility_requirement(requirement)
     module = parse_module(stablehlo)
     with module.context:
         # Mixed: operations of CHLO, such as ``erf``, stay what they are.
@@ -207,9 +235,9 @@ def from_portable(data: bytes) -> str:
     Raises:
         RuntimeCompileError: if it is none, or of a version that this jaxlib does not read.
     """
-    with jax_mlir.make_ir_context() as context:
+    with _context() as context:
         try:
-            return str(stablehlo_dialect.deserialize_portable_artifact(context, data))
+            return str(_stablehlo_dialect().deserialize_portable_artifact(context, data))
         except (ir.MLIRError, ValueError, TypeError, RuntimeError) as error:
             raise RuntimeCompileError(f"no portable StableHLO: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -356,7 +355,8 @@ def test_an_operator_that_the_stock_pipeline_refuses(monkeypatch: pytest.MonkeyP
 def test_the_spliced_lowering_takes_over_from_the_stock_one(
     monkeypatch: pytest.MonkeyPatch, located: bool
 ) -> None:
-    module = sys.modules["neuron_compile.lowering.lower"]  # the package has a function so named
+    from neuron_compile.lowering import torch_mlir as module
+
     real = module.lower_to_stablehlo
 
     def refusing(graph: fx.Graph, splicer: Any, capture: bool) -> Any:

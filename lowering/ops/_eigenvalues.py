@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
-
+from ..lazy_jax import jnp, lax
 from ._factorizations import _column, _epsilon, _reflector, _row, _scale, _set_column, _set_row
 
 #: QR steps for each eigenvalue, after which the iteration is given up; two or three are usual.

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
+
+from ..lazy_jax import jax, jnp, lax
 
 #: Sweeps of Jacobi rotations after which a matrix is given up; they converge in about ten.
 _MAX_SWEEPS = 40

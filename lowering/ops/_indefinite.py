@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
-
+from ..lazy_jax import jnp, lax
 from ._factorizations import _column, _magnitude, _row, _set_column, _set_row
 
 #: Bounds the growth of elements, whichever size of block is taken.

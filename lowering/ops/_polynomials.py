@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
+from ..lazy_jax import jnp
 
 
 def polynomial(x: Any, coefficients: Sequence[float]) -> Any:

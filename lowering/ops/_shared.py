@@ -6,16 +6,19 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import fx
 
 from .. import float8
+from ..lazy_jax import jnp
 from ..registry import node_tensors, result_tensors
 from ..trace import Context, to_jax, to_torch
 
-HALVES = (jnp.float16, jnp.bfloat16)
+
+def is_half(dtype: Any) -> bool:
+    """Whether a ``jax.numpy`` dtype is float16 or bfloat16."""
+    return jnp.dtype(dtype).name in ("float16", "bfloat16")
 
 
 def is_tensor(value: Any) -> bool:
@@ -25,7 +28,7 @@ def is_tensor(value: Any) -> bool:
 
 def opmath(dtype: Any) -> Any:
     """The dtype ATen computes in: float32 for the half types and float8."""
-    return jnp.float32 if dtype in HALVES or float8.is_float8(dtype) else dtype
+    return jnp.float32 if is_half(dtype) or float8.is_float8(dtype) else dtype
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
+
+from ..lazy_jax import jnp
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
+from ..lazy_jax import jax, jnp, numpy_functions
 from ._polynomials import polynomial
 
 #: Elements below which two branches cost more than they save.
@@ -52,5 +50,5 @@ def _vectorized(plain: Callable[[Any], Any], quarter: int) -> Callable[[Any], An
     return function
 
 
-sin = _vectorized(jnp.sin, 0)
-cos = _vectorized(jnp.cos, 1)
+sin = _vectorized(numpy_functions.sin, 0)
+cos = _vectorized(numpy_functions.cos, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, opmath

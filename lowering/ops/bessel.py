@@ -11,16 +11,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-import jax.scipy.special
 import torch
 
+from ..lazy_jax import jnp, special, special_functions
 from ..registry import lowers
 from ._polynomials import chebyshev, polynomial
 from ._shared import cast, pointwise
 
 aten = torch.ops.aten
-special = jax.scipy.special
 
 # fmt: off
 # Rational approximations: J and Y up to 5, and modulus and phase beyond.
@@ -257,8 +255,8 @@ _UNARY: dict[Any, Callable[[Any], Any]] = {
     aten.special_bessel_j1.default: _j1,
     aten.special_bessel_y0.default: _y0,
     aten.special_bessel_y1.default: _y1,
-    aten.special_modified_bessel_i0.default: special.i0,
-    aten.special_modified_bessel_i1.default: special.i1,
+    aten.special_modified_bessel_i0.default: special_functions.i0,
+    aten.special_modified_bessel_i1.default: special_functions.i1,
     aten.special_modified_bessel_k0.default: _k0,
     aten.special_modified_bessel_k1.default: _k1,
     aten.special_scaled_modified_bessel_k0.default: lambda x: _k0(x, scaled=True),

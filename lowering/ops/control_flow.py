@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 
 from ..interpret import Body, fold
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
 

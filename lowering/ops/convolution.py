@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
-from ._shared import HALVES
+from ._shared import is_half
 
 aten = torch.ops.aten
 
@@ -73,7 +72,7 @@ def _convolve(x: Any, kernel: Any, settings: _Settings, **windows: Any) -> Any:
         rhs_dilation=settings.dilation,
         dimension_numbers=jax.lax.ConvDimensionNumbers(*(tuple(range(rank)) for _ in range(3))),
         feature_group_count=settings.groups,
-        preferred_element_type=jnp.float32 if x.dtype in HALVES else None,
+        preferred_element_type=jnp.float32 if is_half(x.dtype) else None,
         **windows,
     )
 

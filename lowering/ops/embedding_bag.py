@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, check_range, opmath

@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 
 from ..interpret import Body
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast

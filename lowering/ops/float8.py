@@ -10,11 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jax, jnp
 from ..passes import as_strided
 from ..registry import takes_float8, wrap
 from ..trace import Context

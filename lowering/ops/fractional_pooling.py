@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 
+from ..lazy_jax import jnp
 from ..registry import lowers
 from ..trace import Context
 from .pooling import _scatter_maxima

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 
+from ..lazy_jax import jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import opmath

@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, check_range, is_floating, is_tensor, operand_dtype, opmath

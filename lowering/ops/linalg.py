@@ -11,9 +11,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 
+from ..lazy_jax import jnp
 from ..registry import Validator, lowers
 from ..trace import Context, to_jax
 from . import _factorizations as factor

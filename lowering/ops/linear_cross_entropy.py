@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 import torch.nn.modules.linear_cross_entropy  # defines the operators
 from torch import fx
 
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, check_range, opmath

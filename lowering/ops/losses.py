@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 
+from ..lazy_jax import jax, jnp
 from ..passes import cross_entropy
 from ..registry import lowers
 from ..trace import Context

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 
+from ..lazy_jax import jax, jnp
 from ..passes import gemm
 from ..registry import lowers
 from ..trace import Context
-from ._shared import HALVES, cast, opmath
+from ._shared import cast, is_half, opmath
 
 aten = torch.ops.aten
 
@@ -21,7 +20,7 @@ def _product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
     batch = tuple(range(a.ndim - 2))
     contract_a = a.ndim - (2 if transpose_a else 1)
     contract_b = b.ndim - (1 if transpose_b else 2)
-    accumulate = jnp.float32 if a.dtype in HALVES else a.dtype
+    accumulate = jnp.float32 if is_half(a.dtype) else a.dtype
     return jax.lax.dot_general(
         a,
         b,

@@ -6,13 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import jax.scipy.special
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma, into which Dynamo turns addcmul
 from torch import fx
 
+from ..lazy_jax import jax, jnp, lax_functions, numpy_functions, special_functions
 from ..registry import lowers, torch_mlir_lowers
 from ..trace import Context, to_jax
 from . import _trigonometry
@@ -30,7 +28,6 @@ from ._shared import (
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-special = jax.scipy.special
 
 
 def _sign(x: Any) -> Any:
@@ -47,53 +44,53 @@ def _reciprocal_root(x: Any) -> Any:
 
 
 _UNARY: dict[Any, Callable[[Any], Any]] = {
-    aten.abs.default: jnp.abs,
-    aten.acos.default: jnp.arccos,
-    aten.acosh.default: jnp.arccosh,
-    aten.asin.default: jnp.arcsin,
-    aten.asinh.default: jnp.arcsinh,
-    aten.atan.default: jnp.arctan,
-    aten.atanh.default: jnp.arctanh,
-    aten.ceil.default: jnp.ceil,
+    aten.abs.default: numpy_functions.abs,
+    aten.acos.default: numpy_functions.arccos,
+    aten.acosh.default: numpy_functions.arccosh,
+    aten.asin.default: numpy_functions.arcsin,
+    aten.asinh.default: numpy_functions.arcsinh,
+    aten.atan.default: numpy_functions.arctan,
+    aten.atanh.default: numpy_functions.arctanh,
+    aten.ceil.default: numpy_functions.ceil,
     aten.cos.default: _trigonometry.cos,
-    aten.cosh.default: jnp.cosh,
-    aten.erf.default: jax.lax.erf,
-    aten.erfc.default: jax.lax.erfc,
-    aten.exp.default: jnp.exp,
-    aten.exp2.default: jnp.exp2,
-    aten.expm1.default: jnp.expm1,
-    aten.floor.default: jnp.floor,
-    aten.log.default: jnp.log,
-    aten.log10.default: jnp.log10,
-    aten.log1p.default: jnp.log1p,
-    aten.log2.default: jnp.log2,
-    aten.neg.default: jnp.negative,
+    aten.cosh.default: numpy_functions.cosh,
+    aten.erf.default: lax_functions.erf,
+    aten.erfc.default: lax_functions.erfc,
+    aten.exp.default: numpy_functions.exp,
+    aten.exp2.default: numpy_functions.exp2,
+    aten.expm1.default: numpy_functions.expm1,
+    aten.floor.default: numpy_functions.floor,
+    aten.log.default: numpy_functions.log,
+    aten.log10.default: numpy_functions.log10,
+    aten.log1p.default: numpy_functions.log1p,
+    aten.log2.default: numpy_functions.log2,
+    aten.neg.default: numpy_functions.negative,
     aten.reciprocal.default: lambda x: 1 / x,
-    aten.round.default: jnp.round,
+    aten.round.default: numpy_functions.round,
     aten.rsqrt.default: _reciprocal_root,
-    aten.sigmoid.default: jax.lax.logistic,
+    aten.sigmoid.default: lax_functions.logistic,
     aten.sgn.default: _sign,
     aten.sign.default: _sign,
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
     aten.sin.default: _trigonometry.sin,
-    aten.sinh.default: jnp.sinh,
-    aten.sqrt.default: jnp.sqrt,
-    aten.square.default: jnp.square,
-    aten.tan.default: jnp.tan,
-    aten.tanh.default: jnp.tanh,
-    aten.trunc.default: jnp.trunc,
+    aten.sinh.default: numpy_functions.sinh,
+    aten.sqrt.default: numpy_functions.sqrt,
+    aten.square.default: numpy_functions.square,
+    aten.tan.default: numpy_functions.tan,
+    aten.tanh.default: numpy_functions.tanh,
+    aten.trunc.default: numpy_functions.trunc,
     aten.relu.default: lambda x: jnp.maximum(x, jnp.zeros_like(x)),
-    aten.bitwise_not.default: jnp.bitwise_not,
+    aten.bitwise_not.default: numpy_functions.bitwise_not,
     aten.angle.default: lambda x: jnp.where(jnp.isnan(x), x, jnp.angle(x)),
-    aten.conj_physical.default: jnp.conj,
-    aten._conj_physical.default: jnp.conj,
-    aten.erfinv.default: jax.lax.erf_inv,
-    aten.i0.default: special.i0,
-    aten.lgamma.default: jax.lax.lgamma,
-    aten.special_i0e.default: special.i0e,
-    aten.special_i1.default: special.i1,
-    aten.special_i1e.default: special.i1e,
-    aten.special_ndtri.default: special.ndtri,
+    aten.conj_physical.default: numpy_functions.conj,
+    aten._conj_physical.default: numpy_functions.conj,
+    aten.erfinv.default: lax_functions.erf_inv,
+    aten.i0.default: special_functions.i0,
+    aten.lgamma.default: lax_functions.lgamma,
+    aten.special_i0e.default: special_functions.i0e,
+    aten.special_i1.default: special_functions.i1,
+    aten.special_i1e.default: special_functions.i1e,
+    aten.special_ndtri.default: special_functions.ndtri,
 }
 
 _INTEGER_IDENTITY = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
@@ -114,20 +111,20 @@ for _op, _function in _UNARY.items():
 
 
 _PREDICATES: dict[str, Callable[..., Any]] = {
-    "eq": jnp.equal,
-    "ne": jnp.not_equal,
-    "lt": jnp.less,
-    "le": jnp.less_equal,
-    "gt": jnp.greater,
-    "ge": jnp.greater_equal,
+    "eq": numpy_functions.equal,
+    "ne": numpy_functions.not_equal,
+    "lt": numpy_functions.less,
+    "le": numpy_functions.less_equal,
+    "gt": numpy_functions.greater,
+    "ge": numpy_functions.greater_equal,
 }
 for _name, _function in _PREDICATES.items():
     lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(predicate(_function))
 
 _FLOATING_PREDICATES: dict[Any, Callable[[Any], Any]] = {
-    aten.isinf.default: jnp.isinf,
-    aten.isnan.default: jnp.isnan,
-    aten.signbit.default: jnp.signbit,
+    aten.isinf.default: numpy_functions.isinf,
+    aten.isnan.default: numpy_functions.isnan,
+    aten.signbit.default: numpy_functions.signbit,
 }
 
 
@@ -146,9 +143,9 @@ lowers(aten.logical_not.default)(lambda ctx, x: x == 0)
 lowers(aten.logical_and.default)(lambda ctx, a, b: (a != 0) & (b != 0))
 lowers(aten.logical_or.default)(lambda ctx, a, b: (a != 0) | (b != 0))
 lowers(aten.logical_xor.default)(lambda ctx, a, b: (a != 0) ^ (b != 0))
-lowers(aten.bitwise_and.Tensor, aten.bitwise_and.Scalar)(pointwise(jnp.bitwise_and))
-lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)(pointwise(jnp.bitwise_or))
-lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)(pointwise(jnp.bitwise_xor))
+lowers(aten.bitwise_and.Tensor, aten.bitwise_and.Scalar)(pointwise(numpy_functions.bitwise_and))
+lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)(pointwise(numpy_functions.bitwise_or))
+lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)(pointwise(numpy_functions.bitwise_xor))
 
 
 def _factor(ctx: Context, alpha: Any) -> Any:
@@ -202,21 +199,21 @@ def _shift_right(ctx: Context, a: Any, b: Any) -> Any:
     return jnp.where(outside, beyond, jnp.right_shift(a, jnp.where(outside, 0, b)))
 
 
-lowers(aten.mul.Tensor, aten.mul.Scalar)(arithmetic(jnp.multiply))
+lowers(aten.mul.Tensor, aten.mul.Scalar)(arithmetic(numpy_functions.multiply))
 
 _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.atan2.default: jnp.arctan2,
-    aten.copysign.Scalar: jnp.copysign,
-    aten.copysign.Tensor: jnp.copysign,
-    aten.fmax.default: jnp.fmax,
-    aten.fmin.default: jnp.fmin,
-    aten.gcd.default: jnp.gcd,
-    aten.hypot.default: jnp.hypot,
-    aten.lcm.default: jnp.lcm,
+    aten.atan2.default: numpy_functions.arctan2,
+    aten.copysign.Scalar: numpy_functions.copysign,
+    aten.copysign.Tensor: numpy_functions.copysign,
+    aten.fmax.default: numpy_functions.fmax,
+    aten.fmin.default: numpy_functions.fmin,
+    aten.gcd.default: numpy_functions.gcd,
+    aten.hypot.default: numpy_functions.hypot,
+    aten.lcm.default: numpy_functions.lcm,
     aten.ldexp.Tensor: lambda x, exponent: x * jnp.exp2(exponent),
-    aten.maximum.default: jnp.maximum,
-    aten.minimum.default: jnp.minimum,
-    aten.nextafter.default: jnp.nextafter,
+    aten.maximum.default: numpy_functions.maximum,
+    aten.minimum.default: numpy_functions.minimum,
+    aten.nextafter.default: numpy_functions.nextafter,
 }
 for _op, _binary in _BINARY.items():
     lowers(_op)(pointwise(_binary))
@@ -361,8 +358,8 @@ def _clamp(ctx: Context, x: Any, min: Any = None, max: Any = None) -> Any:
     return x
 
 
-lowers(aten.clamp_min.default, aten.clamp_min.Tensor)(pointwise(jnp.maximum))
-lowers(aten.clamp_max.default, aten.clamp_max.Tensor)(pointwise(jnp.minimum))
+lowers(aten.clamp_min.default, aten.clamp_min.Tensor)(pointwise(numpy_functions.maximum))
+lowers(aten.clamp_max.default, aten.clamp_max.Tensor)(pointwise(numpy_functions.minimum))
 
 
 def _refuse_to_copy(node: fx.Node) -> str | None:

@@ -9,11 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, check_range, is_floating, is_nan, nan_first, opmath

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..seeded import new_seed
 from ..trace import Context
@@ -62,10 +61,10 @@ def _wide_bits(ctx: Context, shape: tuple[int, ...], salt: int = 0) -> Any:
 
 
 #: Bits of a uniform number, so that it is exact in its dtype and never rounds up to 1.
-_UNIFORM_BITS = {jnp.dtype(jnp.bfloat16): 8, jnp.dtype(jnp.float16): 11, jnp.dtype(jnp.float32): 24}
+_UNIFORM_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 
 
-def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0, dtype: Any = jnp.float32) -> Any:
+def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0, dtype: Any = "float32") -> Any:
     """Uniform in [0, 1) on the grid that ATen draws from: 2**-24 for float32.
 
     Both parts of a complex number are.
@@ -74,7 +73,7 @@ def _uniform(ctx: Context, shape: tuple[int, ...], salt: int = 0, dtype: Any = j
         return jax.lax.complex(*_uniform(ctx, (2, *shape), salt, jnp.finfo(dtype).dtype))
     if dtype == jnp.float64:
         return (_wide_bits(ctx, shape, salt) >> jnp.uint64(11)).astype(dtype) * 2.0**-53
-    digits = _UNIFORM_BITS[jnp.dtype(dtype)]
+    digits = _UNIFORM_BITS[jnp.dtype(dtype).name]
     words = _bits(ctx, shape, salt) >> (32 - digits)
     return words.astype(jnp.float32) * jnp.float32(2.0**-digits)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jax, jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, opmath

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jax, jnp, numpy_functions
 from ..registry import lowers, result_tensors, torch_mlir_lowers
 from ..trace import Context
 from ._shared import (
@@ -35,9 +34,9 @@ def _reduction(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
-lowers(aten.sum.default, aten.sum.dim_IntList)(_reduction(jnp.sum))
-lowers(aten.mean.default, aten.mean.dim)(_reduction(jnp.mean))
-lowers(aten.prod.default, aten.prod.dim_int)(_reduction(jnp.prod))
+lowers(aten.sum.default, aten.sum.dim_IntList)(_reduction(numpy_functions.sum))
+lowers(aten.mean.default, aten.mean.dim)(_reduction(numpy_functions.mean))
+lowers(aten.prod.default, aten.prod.dim_int)(_reduction(numpy_functions.prod))
 
 
 def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,8 +46,8 @@ def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
-lowers(aten.amax.default)(_extremum(jnp.max))
-lowers(aten.amin.default)(_extremum(jnp.min))
+lowers(aten.amax.default)(_extremum(numpy_functions.max))
+lowers(aten.amin.default)(_extremum(numpy_functions.min))
 lowers(aten.max.default)(lambda ctx, x: jnp.max(x))
 lowers(aten.min.default)(lambda ctx, x: jnp.min(x))
 
@@ -63,7 +62,7 @@ def _hash_tensor(
     return jax.lax.reduce_xor(bits, canonical_dims(dim, x.ndim)).reshape(ctx.shape)
 
 
-_argmax, _argmin = nan_first(jnp.argmax), nan_first(jnp.argmin)
+_argmax, _argmin = nan_first(numpy_functions.argmax), nan_first(numpy_functions.argmin)
 
 
 def _with_indices(argument: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,8 +150,8 @@ def _logical(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
-lowers(aten.any.dim, aten.any.dims)(_logical(jnp.any))
-lowers(aten.all.dim, aten.all.dims)(_logical(jnp.all))
+lowers(aten.any.dim, aten.any.dims)(_logical(numpy_functions.any))
+lowers(aten.all.dim, aten.all.dims)(_logical(numpy_functions.all))
 
 
 def _cumulative(scan: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,8 +162,8 @@ def _cumulative(scan: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
-lowers(aten.cumsum.default)(_cumulative(jnp.cumsum))
-lowers(aten.cumprod.default)(_cumulative(jnp.cumprod))
+lowers(aten.cumsum.default)(_cumulative(numpy_functions.cumsum))
+lowers(aten.cumprod.default)(_cumulative(numpy_functions.cumprod))
 
 
 def _add_of_logarithms(a: Any, b: Any) -> Any:
@@ -211,8 +210,8 @@ def _running_extremum(wins: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lowered
 
 
-lowers(aten.cummax.default)(_running_extremum(jnp.greater_equal))
-lowers(aten.cummin.default)(_running_extremum(jnp.less_equal))
+lowers(aten.cummax.default)(_running_extremum(numpy_functions.greater_equal))
+lowers(aten.cummin.default)(_running_extremum(numpy_functions.less_equal))
 
 
 @lowers(aten.logsumexp.default)

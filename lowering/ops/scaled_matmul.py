@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 from torch import fx
 
+from ..lazy_jax import jnp
 from ..registry import lowers, takes_float8
 from ..trace import Context
 from ._shared import cast

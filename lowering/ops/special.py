@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 
+from ..lazy_jax import jax, jnp, lax_functions
 from ..registry import lowers
 from ..trace import Context
 from ._polynomials import polynomial
@@ -170,8 +169,8 @@ def _incomplete(function: Callable[[Any, Any], Any], upper: bool) -> Callable[[A
 
 _POINTWISE: dict[Any, Callable[..., Any]] = {
     aten.digamma.default: _digamma,
-    aten.igamma.default: _incomplete(jax.lax.igamma, upper=False),
-    aten.igammac.default: _incomplete(jax.lax.igammac, upper=True),
+    aten.igamma.default: _incomplete(lax_functions.igamma, upper=False),
+    aten.igammac.default: _incomplete(lax_functions.igammac, upper=True),
     aten.special_erfcx.default: _erfcx,
 }
 for _op, _function in _POINTWISE.items():

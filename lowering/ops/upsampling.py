@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ..lazy_jax import jnp
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, opmath

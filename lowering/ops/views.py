@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch import fx
 
 from ..functional import put_view, take_view
+from ..lazy_jax import jax, jnp
 from ..passes import as_strided
 from ..registry import lowers, node_tensors, torch_mlir_lowers
 from ..trace import Context
