@@ -13,7 +13,17 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("torch", "torch-mlir", "jax", "jaxlib", "numpy", "transformers", "neuron-compile")
+_PACKAGES = (
+    "torch",
+    "torch-mlir",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "transformers",
+    "neuron-compile",
+    "torch-xla",
+    "torchax",
+)
 _ENVIRONMENT = (
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",

@@ -20,7 +20,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.architecture import ADAMW, INFERENCE, TRAINING, Architecture, Inputs
+from benchmarks.architecture import ADAMW, ALL_MODES, INFERENCE, TRAINING, Architecture, Inputs
 
 EAGER = "eager"
 INDUCTOR = "inductor"
@@ -160,6 +160,8 @@ def _jax_program(
 
 
 FACTORIES: dict[str, Factory] = {JAX: _jax_program}
+# Those that do not take part in every mode.
+BACKEND_MODES: dict[str, tuple[str, ...]] = {FREEZING: (INFERENCE,)}
 
 
 def program(
@@ -173,10 +175,8 @@ def program(
 
 def supports(backend: str, architecture: Architecture, mode: str) -> bool:
     """Whether a backend takes part: freezing is for inference, JAX for what was written in it."""
-    if mode not in architecture.modes:
+    if mode not in architecture.modes or mode not in BACKEND_MODES.get(backend, ALL_MODES):
         return False
-    if backend == FREEZING:
-        return mode == INFERENCE
     if backend == JAX:
         from benchmarks import jax_models
 

@@ -8,6 +8,14 @@ from benchmarks import kernels, models
 from benchmarks.architecture import Architecture
 
 AUTOCAST = ("bert", "gpt2")
+# Of transformers, which another environment may not have.
+NEED_TRANSFORMERS = frozenset(
+    (
+        *("bert", "gpt2", "llama", "vit", "t5"),
+        "llama_decode",
+        *(f"{name}_bf16" for name in AUTOCAST),
+    )
+)
 SUITES = ("models", "dispatch", "pointwise", "reduction", "attention", "autocast")
 
 
