@@ -55,7 +55,7 @@ def draw_depth(rows: Sequence[Row], path: Path) -> None:
         axes.set_ylabel("first call (s)")
         axes.set_xlim(0)
         axes.set_ylim(0)
-        if fitted:
+        if any(key[0] == mode for key in fitted):
             axes.legend(frameon=False, fontsize=9, loc="upper left")
         decorate(axes)
     _write(drawing, path)

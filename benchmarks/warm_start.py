@@ -164,11 +164,11 @@ def main() -> int:
     )
     for mode in options.modes:
         for figure in ("cold_s", "warm_s"):
-            found = ratios(kept.rows, mode, figure)
-            if found:
+            shares = ratios(kept.rows, mode, figure)
+            if shares:
                 print(
-                    f"{mode}, {figure}: {statistics.geometric_mean(found):.2f} of Inductor's, "
-                    f"geometric mean over {len(found)} models, {max(found):.2f} at most"
+                    f"{mode}, {figure}: {statistics.geometric_mean(shares):.2f} of Inductor's, "
+                    f"geometric mean over {len(shares)} models, {max(shares):.2f} at most"
                 )
     return 0
 
