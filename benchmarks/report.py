@@ -352,9 +352,9 @@ def _memory(page: Page, data: dict[str, Any]) -> None:
     page.add(
         "",
         "MiB resident in a process of its own: after torch's import; between steps, after a "
-        "garbage collection and `malloc_trim`, what the compilers keep included; and the peak within "
-        "three further steps, above that and in all. The last column compares the peak above with "
-        "eager's.",
+        "garbage collection and `malloc_trim`, what the compilers keep included; and the peak "
+        "within three further steps, above that and in all. The last column compares the peak "
+        "above with eager's.",
         "",
         *table(("model", "mode", "backend", *headers, "over eager's"), lines, left=3),
     )

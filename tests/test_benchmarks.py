@@ -33,7 +33,12 @@ MEMBERS = {
 }
 JITTED = ("mlp", "mlp64", "gpt2", "pointwise_chain")
 # The eight models have tests of their own, in test_models.py.
-OTHERS = [name for name, (suite, _) in MEMBERS.items() if suite != "models"]
+OTHERS = [
+    (name, mode)
+    for name, (suite, member) in MEMBERS.items()
+    for mode in (INFERENCE, TRAINING)
+    if suite != "models" and mode in member.modes
+]
 
 
 def measured(
@@ -66,12 +71,8 @@ def test_both_sizes_have_the_same_members() -> None:
 
 
 @IGNORE_TORCH
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
+@pytest.mark.parametrize(("name", "mode"), OTHERS)
 def test_results_are_eagers_and_nothing_falls_back(name: str, mode: str) -> None:
-    _, architecture = MEMBERS[name]
-    if mode not in architecture.modes:
-        pytest.skip("not measured in this mode")
     cell = measured(name, mode, [EAGER, NEURON], samples=2)[1]
     assert not cell.suspicious, cell.errors
     assert cell.operators_on_device and cell.operators_in_fallback == 0
