@@ -17,13 +17,16 @@ LINT_EXTRAS := lint,test,demo,bench
 MYPY = $(BIN)/mypy | sed -E 's,^build/types/neuron_compile/(lowering|runtime)/,\1/,; s,^build/types/,,'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all conformance programs lint typecheck types bench test-versions clean
+# Parts of the benchmarks that ran at once would measure one another.
+.NOTPARALLEL:
+.PHONY: help demo test test-all conformance programs lint typecheck types bench bench-suite \
+	bench-warm-start bench-depth bench-memory bench-report test-versions clean
 # A failed install must not leave a stamp that says it is done.
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | \
-		while IFS="$$(printf '\t')" read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+		while IFS="$$(printf '\t')" read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No Python found; set PYTHON=..." >&2; exit 1; }
@@ -63,8 +66,22 @@ types:
 	@ln -s $(CURDIR)/neuron_compile/*.py* $(CURDIR)/neuron_compile/cli $(CURDIR)/lowering \
 		$(CURDIR)/runtime build/types/neuron_compile/
 
-bench: $(VENV)/.installed-bench ## Run the benchmarks (ARGS= is passed on)
+bench: bench-suite bench-warm-start bench-depth bench-memory bench-report ## Run all benchmarks (ARGS=--resume continues)
+
+bench-suite: $(VENV)/.installed-bench ## Steady state and first calls: all suites and backends
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-warm-start: $(VENV)/.installed-bench ## Cold and warm starts, in processes of their own
+	$(BIN)/python -m benchmarks.warm_start $(ARGS)
+
+bench-depth: $(VENV)/.installed-bench ## First calls of 2 to 48 layers
+	$(BIN)/python -m benchmarks.depth $(ARGS)
+
+bench-memory: $(VENV)/.installed-bench ## Peak memory of training and inference
+	$(BIN)/python -m benchmarks.peak_memory $(ARGS)
+
+bench-report: $(VENV)/.installed-bench ## Write docs/performance.md from what was measured
+	$(BIN)/python -m benchmarks.report
 
 test-versions: | $(BIN)/python ## Test on each Python found with the newest jax and torch-mlir
 	$(BIN)/python tools/test_versions.py $(ARGS)

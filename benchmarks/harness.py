@@ -13,26 +13,33 @@ import gc
 import importlib
 import math
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.models import Architecture, Inputs
-from benchmarks.record import REFERENCE, Cell
+from benchmarks.architecture import Architecture
+from benchmarks.programs import (
+    EAGER,
+    FIRST_CALLS,
+    NEURON,
+    Observation,
+    Program,
+    fresh_caches,
+    program,
+)
+from benchmarks.record import Cell
 
 SETTLE_CALLS = 2
 SAMPLES_PER_VISIT = 3
-LEARNING_RATE = 1e-4
+# A call of microseconds is timed by the loop: the clock and a thread that wakes up disturb less.
+SHORTEST_SAMPLE_S = 2e-3
 WEIGHT_SEED = 0
 # A ReLU input that is zero but for rounding may pass in one correct backend and not in another,
 # which can change a resnet18 gradient by several percent: for 40 % of the input seeds, eager's own
@@ -44,31 +51,6 @@ Notify = Callable[[str], None]
 
 
 # --------------------------------------------------------------------------------- correctness
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What the first call left behind, in copies: output, gradients and float buffers."""
-
-    output: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-
-def _observe(module: nn.Module, output: Tensor, mode: str) -> Observation:
-    if mode == "inference":
-        return Observation({"output": output.clone()}, {}, {})
-    gradients = {
-        name: parameter.grad.clone()
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
-    buffers = {
-        name: buffer.clone()
-        for name, buffer in module.named_buffers()
-        if buffer.is_floating_point()
-    }
-    return Observation({"output": output.clone()}, gradients, buffers)
 
 
 def _largest(tensors: Mapping[str, Tensor]) -> float:
@@ -94,7 +76,7 @@ def max_relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tens
                 f"{wanted.dtype} {tuple(wanted.shape)}"
             )
         scale = max(wanted.abs().max().item(), floor)
-        error = (got - wanted).abs().max().item() / scale
+        error = (got.double() - wanted.double()).abs().max().item() / scale
         if not math.isfinite(error):
             raise FloatingPointError(f"{name} is not finite")
         worst = max(worst, error)
@@ -103,12 +85,10 @@ def max_relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tens
 
 def relative_errors(actual: Observation, expected: Observation) -> dict[str, float]:
     """``max_relative_error`` for each kind of tensor that the mode yields."""
-    errors = {"output": max_relative_error(actual.output, expected.output)}
-    if expected.gradients:
-        errors["gradients"] = max_relative_error(actual.gradients, expected.gradients)
-    if expected.buffers:
-        errors["buffers"] = max_relative_error(actual.buffers, expected.buffers)
-    return errors
+    return {
+        kind: max_relative_error(actual.tensors[kind], wanted)
+        for kind, wanted in expected.tensors.items()
+    }
 
 
 # ------------------------------------------------------------------------------------ counters
@@ -128,102 +108,29 @@ def _graphs_and_breaks() -> tuple[int, int]:
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
-# ------------------------------------------------------------------------------------- backends
-
-CACHE_DIR = "NEURON_COMPILE_CACHE_DIR"
-
-
-@contextlib.contextmanager
-def _fresh_caches(backend: str) -> Iterator[None]:
-    """Keeps a first call from profiting from what an earlier compilation left behind.
-
-    ``torch._dynamo.reset`` is not called here, since it would also drop the compiled code of the
-    backends that are about to be timed; ``measure`` calls it between groups of backends.
-    """
-    FakeTensorMode.cache_clear()
-    if backend not in ("inductor", "neuron"):
-        yield
-        return
-    from torch._inductor import config
-    from torch._inductor.utils import fresh_cache
-
-    if backend == "neuron":  # its caches are written, into empty folders
-        with tempfile.TemporaryDirectory() as folder, fresh_cache():
-            before = os.environ.get(CACHE_DIR)
-            os.environ[CACHE_DIR] = folder
-            try:
-                yield
-            finally:
-                os.environ.pop(CACHE_DIR)
-                if before is not None:
-                    os.environ[CACHE_DIR] = before
-        return
-    # Disabling the caches leaves that of compiled C++ kernels, hence the fresh directory too.
-    with config.patch(force_disable_caches=True), fresh_cache():
-        yield
-
-
-def warm_up(backend: str) -> None:
-    """Compiles a trivial training step, so that first calls do not count one-time costs.
-
-    Such costs are a backend's imports, its thread pools and Inductor's precompiled headers.
-    A backend that fails here fails again, and is then recorded, when it meets a model.
-    """
-    if backend == REFERENCE:
-        return
-    model = nn.Linear(64, 64)
-    with contextlib.suppress(Exception), _fresh_caches(backend):
-        torch.compile(model, backend=backend)(torch.ones(64, 64)).relu().sum().backward()
-    torch._dynamo.reset()
-
-
-def _call(architecture: Architecture, mode: str, module: nn.Module, backend: str) -> Any:
-    """A function without arguments that runs the model once and returns its output."""
-    inputs: Inputs = architecture.inputs(INPUT_SEED)
-    module.train(mode == "training")
-    run: Callable[..., Tensor] = module
-    if backend != REFERENCE:
-        run = torch.compile(module, backend=backend)
-
-    def inference() -> Tensor:
-        with torch.no_grad():
-            return run(**inputs)
-
-    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
-
-    def training() -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        output = run(**inputs)
-        architecture.loss(output, inputs).backward()
-        optimizer.step()
-        return output.detach()
-
-    return inference if mode == "inference" else training
-
-
 # --------------------------------------------------------------------------------- measurement
 
 
 @dataclass
 class Runner:
-    """A backend's callable on its own copy of a model, and the cell being filled."""
+    """A backend's program on its own copy of a model, and the cell being filled."""
 
-    call: Callable[[], Tensor]
+    program: Program
     cell: Cell
     observation: Observation = field(repr=False)
 
 
 def _first_call(
     architecture: Architecture, mode: str, template: nn.Module, cell: Cell
-) -> tuple[Callable[[], Tensor], Observation]:
+) -> tuple[Program, Observation]:
     """Compiles and calls for the first time; records seconds and counts in the cell."""
-    module = copy.deepcopy(template)
-    operators = _reported_operators() if cell.backend == "neuron" else None
+    module, inputs = copy.deepcopy(template), architecture.inputs(INPUT_SEED)
+    operators = _reported_operators() if cell.backend == NEURON else None
     graphs, breaks = _graphs_and_breaks()
-    with _fresh_caches(cell.backend):
+    with fresh_caches(cell.backend):
         start = time.perf_counter()
-        call = _call(architecture, mode, module, cell.backend)
-        output = call()
+        made = program(cell.backend, architecture, mode, module, inputs)
+        output = made.run(FIRST_CALLS[mode])
         cell.first_call_s = time.perf_counter() - start
     graphs_after, breaks_after = _graphs_and_breaks()
     cell.graphs, cell.graph_breaks = graphs_after - graphs, breaks_after - breaks
@@ -231,19 +138,41 @@ def _first_call(
     if operators is not None and operators_after is not None:
         cell.operators_on_device = operators_after[0] - operators[0]
         cell.operators_in_fallback = operators_after[1] - operators[1]
-    return call, _observe(module, output, mode)
+    return made, made.observe(output)
+
+
+def _calls_per_sample(run: Callable[[int], object]) -> int:
+    """How many calls a sample needs to last ``SHORTEST_SAMPLE_S``."""
+
+    def timed(calls: int) -> float:
+        start = time.perf_counter()
+        run(calls)
+        return time.perf_counter() - start
+
+    calls = 1
+    while True:
+        # The fastest: a call that lost its core for a time slice says nothing.
+        seconds = min(timed(calls) for _ in range(3))
+        if seconds >= SHORTEST_SAMPLE_S:
+            return calls
+        # Not straight to the estimate: first calls are slow, and the clock is coarse for one call.
+        calls = min(2 * calls, math.ceil(1.2 * calls * SHORTEST_SAMPLE_S / seconds))
 
 
 def _visit(runner: Runner, samples: int) -> None:
-    """Settles the thread pools and appends timed calls, in milliseconds."""
+    """Settles the thread pools and appends timed samples, in milliseconds a call."""
+    cell, run = runner.cell, runner.program.run
     graphs, _ = _graphs_and_breaks()
-    for _ in range(SETTLE_CALLS):
-        runner.call()
-    for _ in range(min(SAMPLES_PER_VISIT, samples - len(runner.cell.samples_ms))):
+    if not cell.calls_per_sample:
+        run(SETTLE_CALLS)
+        cell.calls_per_sample = _calls_per_sample(run)
+    calls = cell.calls_per_sample
+    run(SETTLE_CALLS * calls)
+    for _ in range(min(SAMPLES_PER_VISIT, samples - len(cell.samples_ms))):
         start = time.perf_counter()
-        runner.call()
-        runner.cell.samples_ms.append(1e3 * (time.perf_counter() - start))
-    runner.cell.recompilations += _graphs_and_breaks()[0] - graphs
+        run(calls)
+        cell.samples_ms.append(round(1e3 * (time.perf_counter() - start) / calls, 6))
+    cell.recompilations += _graphs_and_breaks()[0] - graphs
 
 
 @contextlib.contextmanager
@@ -308,10 +237,10 @@ def _start(
     for cell in cells:
         notify(f"{cell.model} · {mode} · {cell.backend} · first call")
         with _recording(cell):
-            call, observation = _first_call(architecture, mode, template, cell)
+            made, observation = _first_call(architecture, mode, template, cell)
             reference = runners[0].observation if runners else observation
             cell.errors = relative_errors(observation, reference)
-            runners.append(Runner(call, cell, observation))
+            runners.append(Runner(made, cell, observation))
     return runners
 
 
@@ -328,13 +257,18 @@ def _take_turns(runners: list[Runner], samples: int, notify: Notify) -> None:
 
 
 def measure(
-    architecture: Architecture, mode: str, backends: list[str], samples: int, notify: Notify
+    suite: str,
+    architecture: Architecture,
+    mode: str,
+    backends: list[str],
+    samples: int,
+    notify: Notify,
 ) -> list[Cell]:
     """Measures all backends on one model in one mode; ``backends[0]`` must be eager."""
-    if backends[0] != REFERENCE:
-        raise ValueError(f"the first backend must be {REFERENCE}")
+    if backends[0] != EAGER:
+        raise ValueError(f"the first backend must be {EAGER}")
     torch._dynamo.reset()
-    cells = [Cell(architecture.name, mode, backend) for backend in backends]
+    cells = [Cell(architecture.name, mode, backend, suite) for backend in backends]
     runners = _start(architecture, mode, cells, notify)
     if cells[0].error is not None:
         for cell in cells[1:]:

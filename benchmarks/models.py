@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Inputs = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One benchmarked model.
-
-    ``build(seed)`` returns a fresh module in training mode, ``inputs(seed)`` its keyword
-    arguments, and ``loss(output, inputs)`` the scalar that a training step minimises. Equal
-    seeds give equal tensors, and the global random state is left untouched.
-    """
-
-    name: str
-    build: Callable[[int], nn.Module]
-    inputs: Callable[[int], Inputs]
-    loss: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-
+from benchmarks.architecture import (
+    ALL_MODES,
+    Architecture,
+    next_token,
+    normal,
+    padded_tokens,
+    ramp_square,
+    seeded,
+    tokens,
+)
 
 # --------------------------------------------------------------------------- plain nn models
 
@@ -176,7 +167,8 @@ def _bert(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
     return Output(BertModel(config, add_pooling_layer=False), "last_hidden_state")
 
 
-def _gpt2(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
+def gpt2(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
+    """GPT-2 with 128 positions and no dropout, as a module that returns its logits."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -248,73 +240,7 @@ def _t5(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
     return Output(T5ForConditionalGeneration(config), "logits")
 
 
-# ------------------------------------------------------------------------------------- losses
-
-
-def _ramp_square(output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The mean square of the output, weighted from 0 to 1 along its last dimension.
-
-    Without weights it would be constant on a layer-normalised output, and all gradients noise.
-    """
-    return (output.square() * torch.linspace(0, 1, output.shape[-1])).mean()
-
-
-def _next_token(key: str) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """Cross entropy of (batch, length, vocabulary) logits with the next token of inputs[key]."""
-
-    def loss(output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        return F.cross_entropy(output[:, :-1].flatten(0, 1), inputs[key][:, 1:].flatten())
-
-    return loss
-
-
-# ------------------------------------------------------------------------------------- inputs
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _normal(key: str, *shape: int) -> Callable[[int], Inputs]:
-    """Standard normal values of the given shape under one key."""
-    return lambda seed: {key: torch.randn(*shape, generator=_generator(seed))}
-
-
-def _tokens(vocabulary: int, **shapes: tuple[int, int]) -> Callable[[int], Inputs]:
-    """Uniformly drawn int64 token numbers, one (batch, length) tensor for each keyword."""
-
-    def inputs(seed: int) -> Inputs:
-        generator = _generator(seed)
-        return {
-            key: torch.randint(vocabulary, shape, generator=generator)
-            for key, shape in shapes.items()
-        }
-
-    return inputs
-
-
-def _padded_tokens(vocabulary: int, batch: int, length: int) -> Callable[[int], Inputs]:
-    """Token numbers with an attention mask that hides padding at the ends of later rows."""
-    tokens = _tokens(vocabulary, input_ids=(batch, length))
-
-    def inputs(seed: int) -> Inputs:
-        lengths = length - torch.arange(batch) * (length // (2 * batch))
-        mask = (torch.arange(length) < lengths[:, None]).long()
-        return {**tokens(seed), "attention_mask": mask}
-
-    return inputs
-
-
 # ----------------------------------------------------------------------------------- registry
-
-
-def _seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
-    def seeded(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return build().train()
-
-    return seeded
 
 
 def _full_size() -> list[Architecture]:
@@ -323,51 +249,53 @@ def _full_size() -> list[Architecture]:
     return [
         Architecture(
             "mlp",
-            _seeded(lambda: MLP((1024, 2048, 2048, 2048, 512))),
-            _normal("x", 128, 1024),
-            _ramp_square,
+            seeded(lambda: MLP((1024, 2048, 2048, 2048, 512))),
+            normal("x", 128, 1024),
+            ramp_square,
+            ALL_MODES,
         ),
         Architecture(
             "resnet18",
-            _seeded(lambda: ResNet18(width=64, classes=1000)),
-            _normal("x", 4, 3, 112, 112),
-            _ramp_square,
+            seeded(lambda: ResNet18(width=64, classes=1000)),
+            normal("x", 4, 3, 112, 112),
+            ramp_square,
         ),
         Architecture(
             "convnext",
-            _seeded(lambda: ConvNeXt((64, 128, 256, 512), (2, 2, 4, 2), classes=1000)),
-            _normal("x", 4, 3, 112, 112),
-            _ramp_square,
+            seeded(lambda: ConvNeXt((64, 128, 256, 512), (2, 2, 4, 2), classes=1000)),
+            normal("x", 4, 3, 112, 112),
+            ramp_square,
         ),
         Architecture(
             "bert",
-            _seeded(lambda: _bert(384, 4, 6, vocabulary)),
-            _padded_tokens(vocabulary, 4, 128),
-            _ramp_square,
+            seeded(lambda: _bert(384, 4, 6, vocabulary)),
+            padded_tokens(vocabulary, 4, 128),
+            ramp_square,
+            ALL_MODES,
         ),
         Architecture(
             "gpt2",
-            _seeded(lambda: _gpt2(384, 4, 6, vocabulary)),
-            _tokens(vocabulary, input_ids=(2, 128)),
-            _next_token("input_ids"),
+            seeded(lambda: gpt2(384, 4, 6, vocabulary)),
+            tokens(vocabulary, input_ids=(2, 128)),
+            next_token("input_ids"),
         ),
         Architecture(
             "llama",
-            _seeded(lambda: _llama(384, 4, 6, vocabulary)),
-            _tokens(vocabulary, input_ids=(2, 128)),
-            _next_token("input_ids"),
+            seeded(lambda: _llama(384, 4, 6, vocabulary)),
+            tokens(vocabulary, input_ids=(2, 128)),
+            next_token("input_ids"),
         ),
         Architecture(
             "vit",
-            _seeded(lambda: _vit(384, 4, 6, image=128, patch=16, classes=1000)),
-            _normal("pixel_values", 4, 3, 128, 128),
-            _ramp_square,
+            seeded(lambda: _vit(384, 4, 6, image=128, patch=16, classes=1000)),
+            normal("pixel_values", 4, 3, 128, 128),
+            ramp_square,
         ),
         Architecture(
             "t5",
-            _seeded(lambda: _t5(384, 2, 6, vocabulary)),
-            _tokens(vocabulary, input_ids=(4, 64), decoder_input_ids=(4, 48)),
-            _next_token("decoder_input_ids"),
+            seeded(lambda: _t5(384, 2, 6, vocabulary)),
+            tokens(vocabulary, input_ids=(4, 64), decoder_input_ids=(4, 48)),
+            next_token("decoder_input_ids"),
         ),
     ]
 
@@ -378,52 +306,54 @@ def _small_size() -> list[Architecture]:
     return [
         Architecture(
             "mlp",
-            _seeded(lambda: MLP((16, 32, 32, 8))),
-            _normal("x", 4, 16),
-            _ramp_square,
+            seeded(lambda: MLP((16, 32, 32, 8))),
+            normal("x", 4, 16),
+            ramp_square,
+            ALL_MODES,
         ),
         Architecture(
             "resnet18",
-            _seeded(lambda: ResNet18(width=8, classes=10)),
+            seeded(lambda: ResNet18(width=8, classes=10)),
             # Batch normalisation over fewer values in the last stage would be ill-conditioned.
-            _normal("x", 4, 3, 48, 48),
-            _ramp_square,
+            normal("x", 4, 3, 48, 48),
+            ramp_square,
         ),
         Architecture(
             "convnext",
-            _seeded(lambda: ConvNeXt((8, 16), (1, 1), classes=10)),
-            _normal("x", 2, 3, 32, 32),
-            _ramp_square,
+            seeded(lambda: ConvNeXt((8, 16), (1, 1), classes=10)),
+            normal("x", 2, 3, 32, 32),
+            ramp_square,
         ),
         Architecture(
             "bert",
-            _seeded(lambda: _bert(32, 2, 4, vocabulary)),
-            _padded_tokens(vocabulary, 2, 16),
-            _ramp_square,
+            seeded(lambda: _bert(32, 2, 4, vocabulary)),
+            padded_tokens(vocabulary, 2, 16),
+            ramp_square,
+            ALL_MODES,
         ),
         Architecture(
             "gpt2",
-            _seeded(lambda: _gpt2(32, 2, 4, vocabulary)),
-            _tokens(vocabulary, input_ids=(2, 12)),
-            _next_token("input_ids"),
+            seeded(lambda: gpt2(32, 2, 4, vocabulary)),
+            tokens(vocabulary, input_ids=(2, 12)),
+            next_token("input_ids"),
         ),
         Architecture(
             "llama",
-            _seeded(lambda: _llama(48, 2, 4, vocabulary)),
-            _tokens(vocabulary, input_ids=(2, 12)),
-            _next_token("input_ids"),
+            seeded(lambda: _llama(48, 2, 4, vocabulary)),
+            tokens(vocabulary, input_ids=(2, 12)),
+            next_token("input_ids"),
         ),
         Architecture(
             "vit",
-            _seeded(lambda: _vit(32, 2, 4, image=16, patch=4, classes=10)),
-            _normal("pixel_values", 2, 3, 16, 16),
-            _ramp_square,
+            seeded(lambda: _vit(32, 2, 4, image=16, patch=4, classes=10)),
+            normal("pixel_values", 2, 3, 16, 16),
+            ramp_square,
         ),
         Architecture(
             "t5",
-            _seeded(lambda: _t5(48, 2, 4, vocabulary)),
-            _tokens(vocabulary, input_ids=(2, 12), decoder_input_ids=(2, 8)),
-            _next_token("decoder_input_ids"),
+            seeded(lambda: _t5(48, 2, 4, vocabulary)),
+            tokens(vocabulary, input_ids=(2, 12), decoder_input_ids=(2, 8)),
+            next_token("decoder_input_ids"),
         ),
     ]
 

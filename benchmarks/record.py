@@ -1,41 +1,20 @@
-"""What a benchmark run measured: cells, the machine, summaries, and their files."""
+"""What a benchmark run measured: cells, their summaries, and the JSON file."""
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-REFERENCE = "eager"
-MODES = ("inference", "training")
-HEADERS = (
-    "model",
-    "mode",
-    "backend",
-    "first call (s)",
-    "median (ms)",
-    "IQR (ms)",
-    "speed-up",
-    "max rel. error",
-    "on device / fallback",
-)
-_PACKAGES = ("torch", "torch-mlir", "jax", "jaxlib", "numpy", "transformers", "neuron-compile")
-_ENVIRONMENT = (
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "GOMP_SPINCOUNT",
-    "MKL_NUM_THREADS",
-    "XLA_FLAGS",
-)
+from benchmarks.architecture import ALL_MODES
+from benchmarks.programs import EAGER
+
+_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -50,18 +29,21 @@ class Settings:
 class Cell:
     """One backend on one model in one mode; ``None`` stands for "not measured".
 
-    ``speedup`` is the median of eager over the median of this backend. ``errors`` holds maximal
-    relative errors against eager (see ``harness.relative_errors``). ``graphs`` and
-    ``graph_breaks`` count what Dynamo did in the first call, ``recompilations`` the graphs it
-    compiled after that. The operator counts are the neuron backend's, for the first call.
-    ``other_load`` is how many cores other processes kept busy, on average, while the model and
-    mode were timed.
+    ``samples_ms`` are milliseconds a call, each the mean of ``calls_per_sample`` calls (0 before
+    that is known). ``speedup`` is the median of eager over the median of this backend. ``errors``
+    holds maximal relative errors against eager (see ``harness.relative_errors``). ``graphs`` and
+    ``graph_breaks`` count what Dynamo did in the first call (the first two with a compiled
+    optimizer), ``recompilations`` the graphs it compiled after that. The operator counts are the
+    neuron backend's, for the first call. ``other_load`` is how many cores other processes kept
+    busy, on average, while the model and mode were timed.
     """
 
     model: str
     mode: str
     backend: str
+    suite: str = "models"
     first_call_s: float | None = None
+    calls_per_sample: int = 0
     samples_ms: list[float] = field(default_factory=list)
     median_ms: float | None = None
     quartiles_ms: tuple[float, float] | None = None
@@ -79,6 +61,12 @@ class Cell:
     def max_error(self) -> float | None:
         """The largest of the relative errors."""
         return max(self.errors.values(), default=None)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the cell failed or is further from eager than rounding explains."""
+        limit = 0.1 if self.suite == "autocast" else 1e-3
+        return self.error is not None or (self.max_error or 0.0) > limit
 
     @property
     def iqr_ms(self) -> float | None:
@@ -101,12 +89,46 @@ class Cell:
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """The geometric mean over models of one backend's speed-ups in one mode."""
+    """The geometric mean over models of one backend's speed-up over another.
 
-    mode: str
-    backend: str
+    ``interval`` is the 95 % bootstrap interval over the samples of each cell: what the noise within
+    the run leaves open. ``worst`` is the model with the smallest speed-up.
+    """
+
     speedup: float
+    interval: tuple[float, float]
     models: int
+    worst: str
+    worst_speedup: float
+
+
+def geometric_mean(pairs: dict[str, tuple[Cell, Cell]]) -> GeometricMean | None:
+    """Of ``{model: (base, measured)}``; ``None`` where there is no pair.
+
+    A speed-up is the median of the base over the median of the measured cell.
+    """
+    ratios = {
+        model: base.median_ms / cell.median_ms
+        for model, (base, cell) in pairs.items()
+        if base.median_ms and cell.median_ms
+    }
+    if not ratios:
+        return None
+    generator = np.random.default_rng(0)
+
+    def medians(samples: list[float]) -> np.ndarray:
+        drawn = generator.choice(np.array(samples), (_RESAMPLES, len(samples)))
+        return np.log(np.median(drawn, axis=1))
+
+    logs = [
+        medians(base.samples_ms) - medians(cell.samples_ms)
+        for model, (base, cell) in pairs.items()
+        if model in ratios
+    ]
+    low, high = np.exp(np.quantile(np.mean(logs, axis=0), (0.025, 0.975)))
+    worst = min(ratios, key=lambda model: ratios[model])
+    mean = statistics.geometric_mean(ratios.values())
+    return GeometricMean(mean, (float(low), float(high)), len(ratios), worst, ratios[worst])
 
 
 @dataclass
@@ -117,61 +139,82 @@ class Results:
     machine: dict[str, Any]
     cells: list[Cell] = field(default_factory=list)
 
-    def group(self, model: str, mode: str) -> list[Cell]:
+    def group(self, suite: str, model: str, mode: str) -> list[Cell]:
         """The cells of one model in one mode."""
-        return [cell for cell in self.cells if (cell.model, cell.mode) == (model, mode)]
+        return [
+            cell
+            for cell in self.cells
+            if (cell.suite, cell.model, cell.mode) == (suite, model, mode)
+        ]
 
-    def replace(self, model: str, mode: str, cells: list[Cell]) -> None:
-        """Puts freshly measured cells where the group's earlier ones were."""
-        others = [cell for cell in self.cells if (cell.model, cell.mode) != (model, mode)]
+    def of_suites(self, suites: Iterable[str]) -> Results:
+        """The same with the cells of some suites only."""
+        chosen = set(suites)
+        cells = [cell for cell in self.cells if cell.suite in chosen]
+        return Results(self.settings, self.machine, cells)
+
+    def replace(self, cells: list[Cell]) -> None:
+        """Puts freshly measured cells of one model and mode where the earlier ones were."""
+        group = (cells[0].suite, cells[0].model, cells[0].mode)
+        others = [cell for cell in self.cells if (cell.suite, cell.model, cell.mode) != group]
         self.cells = [*others, *cells]
 
     def other_load(self) -> float:
         """The largest load by other processes while cells were timed, in cores."""
         return max((cell.other_load or 0.0 for cell in self.cells), default=0.0)
 
+    def suites(self) -> list[str]:
+        """Suite names in the order of the cells."""
+        return list(dict.fromkeys(cell.suite for cell in self.cells))
+
     def models(self) -> list[str]:
-        """Model names in the order of measurement."""
+        """Model names in the order of the cells."""
         return list(dict.fromkeys(cell.model for cell in self.cells))
 
     def backends(self) -> list[str]:
-        """Backend names in the order of measurement."""
+        """Backend names in the order of the cells."""
         return list(dict.fromkeys(cell.backend for cell in self.cells))
 
-    def sort(self, models: list[str], backends: list[str]) -> None:
-        """Puts the cells in a stable order: known models first, each by mode and backend."""
+    def modes(self) -> list[str]:
+        """The modes that have cells, in the order in which they are reported."""
+        return [mode for mode in ALL_MODES if any(cell.mode == mode for cell in self.cells)]
 
-        def rank(names: list[str], name: str) -> int:
+    def sort(self, models: list[tuple[str, str]], backends: list[str]) -> None:
+        """Puts the cells in a stable order: known (suite, model) first, by mode and backend."""
+
+        def rank(names: list[Any], name: Any) -> int:
             return names.index(name) if name in names else len(names)
 
         self.cells.sort(
             key=lambda cell: (
-                rank(models, cell.model),
-                rank(list(MODES), cell.mode),
+                rank(models, (cell.suite, cell.model)),
+                rank(list(ALL_MODES), cell.mode),
                 rank(backends, cell.backend),
             )
         )
 
-    def geometric_means(self) -> list[GeometricMean]:
-        """One mean for each mode and backend, over the models the backend finished."""
-        means = []
-        for mode in MODES:
-            for backend in self.backends():
-                speedups = [
-                    cell.speedup
-                    for cell in self.cells
-                    if (cell.mode, cell.backend) == (mode, backend) and cell.speedup is not None
-                ]
-                if speedups and backend != REFERENCE:
-                    mean = statistics.geometric_mean(speedups)
-                    means.append(GeometricMean(mode, backend, mean, len(speedups)))
-        return means
+    def pairs(
+        self, suite: str, mode: str, backend: str, base: str = EAGER
+    ) -> dict[str, tuple[Cell, Cell]]:
+        """By model, the finished cells of two backends: base, and the measured one."""
+        found: dict[str, tuple[Cell, Cell]] = {}
+        for model in self.of_suites([suite]).models():
+            cells = {cell.backend: cell for cell in self.group(suite, model, mode)}
+            first, second = cells.get(base), cells.get(backend)
+            if first and second and first.finished and second.finished:
+                found[model] = (first, second)
+        return found
 
     def save(self, path: Path) -> None:
-        """Writes the JSON file in one step, so that an interruption leaves the older one."""
-        text = json.dumps(asdict(self), indent=1, allow_nan=False)
+        """Writes the JSON file in one step, so that an interruption leaves the older one.
+
+        A cell is a line, for the file is kept in the repository.
+        """
+        cells = ",\n  ".join(json.dumps(asdict(cell), allow_nan=False) for cell in self.cells)
+        head = json.dumps({"settings": asdict(self.settings), "machine": self.machine}, indent=1)
+        text = head.removesuffix("\n}") + ',\n "cells": [\n  ' + cells + "\n ]\n}\n"
         partial = path.with_suffix(".partial")
-        partial.write_text(text + "\n")
+        partial.write_text(text)
         partial.replace(path)
 
     @staticmethod
@@ -183,147 +226,3 @@ class Results:
             if cell.quartiles_ms is not None:
                 cell.quartiles_ms = (cell.quartiles_ms[0], cell.quartiles_ms[1])
         return Results(Settings(**data["settings"]), data["machine"], cells)
-
-
-# ------------------------------------------------------------------------------------- machine
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
-
-
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-
-
-def _commit() -> str | None:
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def machine() -> dict[str, Any]:
-    """The processor, cores, thread counts, load and software versions of this process."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "processor": _processor(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "memory_gib": _memory_gib(),
-        "load_average_at_start": os.getloadavg()[0],
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {package: _version(package) for package in _PACKAGES},
-        "commit": _commit(),
-        "torch_threads": torch.get_num_threads(),
-        "torch_interop_threads": torch.get_num_interop_threads(),
-        "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
-    }
-
-
-# -------------------------------------------------------------------------------------- tables
-
-
-def _number(value: float | None, digits: int, suffix: str = "") -> str:
-    return "-" if value is None else f"{value:.{digits}f}{suffix}"
-
-
-def _operators(cell: Cell) -> str:
-    if cell.operators_on_device is None or cell.operators_in_fallback is None:
-        return "-"
-    return f"{cell.operators_on_device} / {cell.operators_in_fallback}"
-
-
-def row(cell: Cell) -> list[str]:
-    """One table row for a cell, in the order of ``HEADERS``."""
-    worst = cell.max_error
-    failed = cell.median_ms is None and cell.error is not None
-    return [
-        cell.model,
-        cell.mode,
-        cell.backend,
-        _number(cell.first_call_s, 2),
-        "failed" if failed else _number(cell.median_ms, 2),
-        _number(cell.iqr_ms, 2),
-        _number(cell.speedup, 2, "x"),
-        "-" if worst is None else f"{worst:.1e}",
-        _operators(cell),
-    ]
-
-
-def _markdown_row(entries: list[str]) -> str:
-    return "| " + " | ".join(entries) + " |"
-
-
-def first_line(text: str) -> str:
-    """The first line of an error text, at most 200 characters of it."""
-    return text.strip().split("\n", 1)[0][:200]
-
-
-def _describe_machine(results: Results) -> str:
-    computer = results.machine
-    versions = ", ".join(
-        f"{name} {version}" for name, version in computer["versions"].items() if version
-    )
-    return (
-        f"{computer['processor']} ({computer['cpu_capability']}), {computer['usable_cores']} cores"
-        f", {computer['torch_threads']} PyTorch threads, {computer['memory_gib']} GiB; "
-        f"Python {computer['python']}, {versions}; {computer['date']}."
-    )
-
-
-def markdown(results: Results) -> str:
-    """The whole of ``results.md``."""
-    size = "small" if results.settings.small else "full"
-    lines = [
-        "# Benchmark results",
-        "",
-        _describe_machine(results),
-        "",
-        f"{size.capitalize()}-size models, float32, {results.settings.samples} samples a cell, "
-        "interleaved over backends. Speed-up is eager's median over the backend's median. Other "
-        f"processes kept at most {results.other_load():.2f} cores busy meanwhile.",
-        "",
-        "## Geometric means of the speed-up over eager",
-        "",
-        _markdown_row(["mode", "backend", "speed-up", "models"]),
-        "|---|---|---:|---:|",
-    ]
-    for mean in results.geometric_means():
-        lines.append(
-            _markdown_row([mean.mode, mean.backend, f"{mean.speedup:.2f}x", str(mean.models)])
-        )
-    lines += [
-        "",
-        "## All cells",
-        "",
-        _markdown_row(list(HEADERS)),
-        "|---|---|---" + "|---:" * 6 + "|",
-    ]
-    lines += [_markdown_row(row(cell)) for cell in results.cells]
-    failed = [cell for cell in results.cells if cell.error is not None]
-    if failed:
-        lines += ["", "## Failures", ""]
-        lines += [
-            f"- {cell.model}, {cell.mode}, {cell.backend}: `{first_line(cell.error or '')}`"
-            for cell in failed
-        ]
-    return "\n".join(lines) + "\n"

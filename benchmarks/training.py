@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.machine import machine
 from benchmarks.memory import LOOPS
-from benchmarks.record import machine
 from benchmarks.training_tasks import TASKS, Task
 
 BACKEND = "neuron"

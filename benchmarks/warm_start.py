@@ -1,45 +1,47 @@
 """``python -m benchmarks.warm_start``: the first call in a fresh process, by what caches hold.
 
 Each figure is of processes of its own: ``cold`` with empty caches, ``warm`` with those that a cold
-one left. ``dynamo`` is the first call with the backend ``eager``, which every backend pays:
-Dynamo's tracing, and imports. ``precompiled`` is this backend with PyTorch's experimental
-``torch._dynamo.config.caching_precompile``: a warm process loads a bundle of artifacts instead of
-tracing, and ``warm_s`` counts that too. Backends take turns; figures are medians.
+one left. ``eager`` is the first call with the backend of that name, which every backend pays:
+Dynamo's tracing, and imports; it has no caches. ``precompiled`` (not by default) is this backend
+with PyTorch's experimental ``torch._dynamo.config.caching_precompile``: a warm process loads a
+bundle of artifacts instead of tracing, and ``warm_s`` counts that too. Backends take turns, and so
+do rounds; a summary has medians over the rounds.
+
+By default: all eight models in inference, and four of them in training, in 8 minutes a round.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "warm_start.json"
-MODELS = ("bert", "resnet18")
+from benchmarks import study
+from benchmarks.study import Row
+
+MODULE = "benchmarks.warm_start"
+MODELS = ("mlp", "resnet18", "convnext", "bert", "gpt2", "llama", "vit", "t5")
+TRAINED = ("mlp", "resnet18", "bert", "gpt2")
 MODES = ("inference", "training")
 PRECOMPILED = "precompiled"
-BACKENDS = ("eager", "neuron", PRECOMPILED, "inductor")
-COLUMNS = (
-    *("model", "mode", "backend", "cold_s", "warm_s", "call_s", "steady_s", "compilations"),
-    "load_s",
-)
+EAGER = "eager"
+BACKENDS = (EAGER, "neuron", "inductor")
+FIGURES = ("cold_s", "warm_s", "call_s", "steady_s", "load_s")
 
 
-def first_calls(name: str, mode: str, backend: str, bundle: Path) -> Mapping[str, Any]:
+def first_calls(name: str, mode: str, backend: str, bundle: Path, small: bool) -> Row:
     """Seconds until the end of the first call, of that call, and of later ones, in this process."""
     import torch
     import torch._dynamo.config
 
     from benchmarks.models import architectures
 
-    architecture = architectures()[name]
+    architecture = architectures(small)[name]
     module, inputs = architecture.build(0), architecture.inputs(0)
     module.train(mode == "training")
     started = time.perf_counter()
@@ -74,66 +76,102 @@ def first_calls(name: str, mode: str, backend: str, bundle: Path) -> Mapping[str
     return found
 
 
-def in_process(name: str, mode: str, backend: str, folder: str) -> Mapping[str, Any]:
-    """The same in a process of its own, with its caches in ``folder``."""
-    command = [sys.executable, "-m", "benchmarks.warm_start", "--one", name, mode, backend, folder]
-    caches = {
-        "NEURON_COMPILE_CACHE_DIR": f"{folder}/neff",
-        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
+def measure(key: Mapping[str, Any], small: bool) -> Row:
+    """A cold process and, where there are caches, a warm one."""
+    case = (key["model"], key["mode"], key["backend"])
+    with tempfile.TemporaryDirectory() as folder:
+        command = (*case, folder, study.size(small))
+        cold = study.in_process(MODULE, command, folder)
+        warm = cold if key["backend"] == EAGER else study.in_process(MODULE, command, folder)
+    row = {
+        "cold_s": cold["ready"],
+        "warm_s": warm["ready"],
+        "call_s": warm["first"],
+        "steady_s": warm["steady"],
     }
-    done = subprocess.run(
-        command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True
-    )
-    found: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "load" in warm:
+        row["load_s"] = warm["load"]
+    found = {name: round(value, 4) for name, value in row.items()}
+    if "compilations" in warm:
+        found["compilations"] = warm["compilations"]
     return found
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
-    """A row for each model, mode and backend."""
-    rows = []
-    for name in MODELS:
-        for mode in MODES:
-            cold: dict[str, list[Mapping[str, Any]]] = {backend: [] for backend in BACKENDS}
-            warm: dict[str, list[Mapping[str, Any]]] = {backend: [] for backend in BACKENDS}
-            for _ in range(rounds):
-                for backend in BACKENDS:
-                    with tempfile.TemporaryDirectory() as folder:
-                        for kept in (cold, warm):
-                            kept[backend].append(in_process(name, mode, backend, folder))
-            for backend in BACKENDS:
-                row = {
-                    "model": name,
-                    "mode": mode,
-                    "backend": backend,
-                    "cold_s": _median(cold[backend], "ready"),
-                    "warm_s": _median(warm[backend], "ready"),
-                    "warm_samples_s": [round(x["ready"], 3) for x in warm[backend]],
-                    "call_s": _median(warm[backend], "first"),
-                    "steady_s": _median(warm[backend], "steady"),
-                    "compilations": warm[backend][0].get("compilations", ""),
-                    "load_s": _median(warm[backend], "load") if "load" in warm[backend][0] else "",
-                }
-                rows.append(row)
-                print("  ".join(f"{row[name]!s:>10}" for name in COLUMNS), flush=True)
-    return rows
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """A row for each model, mode and backend: medians over the rounds, and how many there were."""
+    keys = dict.fromkeys((row["model"], row["mode"], row["backend"]) for row in rows)
+    found = []
+    for model, mode, backend in keys:
+        mine = [
+            row
+            for row in rows
+            if (row["model"], row["mode"], row["backend"]) == (model, mode, backend)
+            and "cold_s" in row
+        ]
+        if mine:
+            medians = {
+                name: statistics.median(row[name] for row in mine)
+                for name in FIGURES
+                if name in mine[0]
+            }
+            key = {"model": model, "mode": mode, "backend": backend, "rounds": len(mine)}
+            found.append({**key, **medians, "compilations": mine[0].get("compilations")})
+    return found
 
 
-def _median(found: list[Mapping[str, Any]], name: str) -> float:
-    return round(statistics.median(item[name] for item in found), 4)
+def ratios(rows: Sequence[Row], mode: str, figure: str, base: str = "inductor") -> list[float]:
+    """This backend's seconds over those of another one, for each model that has both."""
+    seconds = {
+        (row["model"], row["backend"]): row[figure] for row in summary(rows) if row["mode"] == mode
+    }
+    return [
+        value / seconds[model, base]
+        for (model, backend), value in seconds.items()
+        if backend == "neuron" and (model, base) in seconds
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", nargs=4, metavar=("MODEL", "MODE", "BACKEND", "DIR"))
-    parser.add_argument("--rounds", type=int, default=3)
+def cases(
+    models: Sequence[str] | None, modes: Sequence[str], backends: Sequence[str], rounds: int
+) -> list[dict[str, Any]]:
+    """What is measured, round by round, backends in turn."""
+    return [
+        {"round": number, "model": model, "mode": mode, "backend": backend}
+        for number in range(1, rounds + 1)
+        for mode in modes
+        for model in models or (MODELS if mode == "inference" else TRAINED)
+        for backend in backends
+    ]
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    parser = study.parser(MODULE, __doc__, "warm_start.json")
+    parser.add_argument("--models", type=study.names, help=f"of {','.join(MODELS)}")
+    parser.add_argument("--modes", type=study.names, default=list(MODES))
+    parser.add_argument("--backends", type=study.names, default=list(BACKENDS))
+    parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     if options.one:
-        name, mode, backend, folder = options.one
-        print(json.dumps(first_calls(name, mode, backend, Path(folder) / "bundle")))
-        return
-    print("  ".join(f"{name:>10}" for name in COLUMNS))
-    RESULTS.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
+        name, mode, backend, folder, size = options.one
+        found = first_calls(name, mode, backend, Path(folder) / "bundle", size == "small")
+        print(json.dumps(found))
+        return 0
+    kept = study.Study(options.results, {"small": options.small}, options.resume)
+    kept.run(
+        cases(options.models, options.modes, options.backends, options.rounds),
+        lambda key: measure(key, options.small),
+    )
+    for mode in options.modes:
+        for figure in ("cold_s", "warm_s"):
+            shares = ratios(kept.rows, mode, figure)
+            if shares:
+                print(
+                    f"{mode}, {figure}: {statistics.geometric_mean(shares):.2f} of Inductor's, "
+                    f"geometric mean over {len(shares)} models, {max(shares):.2f} at most"
+                )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
