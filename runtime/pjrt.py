@@ -2,8 +2,8 @@
 
 No other module of the runtime imports jax, nor jaxlib but for its MLIR. Tested with jaxlib 0.10.2.
 
-jax, whose import takes half a second, is imported where StableHLO is read or another platform than
-the CPU is opened. A process that loads its executables from files does neither.
+All of jax, whose import takes half a second, is imported where StableHLO is read or another
+platform than the CPU is opened. A process that loads its executables from files does neither.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as jax does: jaxlib reads 
 from jaxlib import _jax, cpu_feature_guard, xla_client
 from jaxlib.mlir import ir
 
+from .jax_core import import_core
 from .torch_memory import from_dlpack, to_dlpack
 from .types import Device, PlatformError, RuntimeCompileError
 
@@ -115,6 +116,7 @@ def client(platform: str) -> Any:
             f"PJRT platform {platform!r} is not installed; available: {', '.join(platforms())}. "
             f"Install its PJRT plugin, or choose another with options={{'platform': ...}}."
         )
+    import_core()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_note_fork)
     opened = (

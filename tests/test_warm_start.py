@@ -190,3 +190,66 @@ def test_a_graph_with_effects_finds_its_executable_in_a_second_process(tmp_path:
     """
     for wanted in (["1", "0"], ["0", "1"]):
         assert in_fresh_interpreter(program, environment(tmp_path)).stdout.split() == wanted
+
+
+def test_a_warm_start_imports_neither_jax_nor_torch_mlir(tmp_path: Path) -> None:
+    """But for jax's core, with which jaxlib makes its buffers."""
+    imported = """
+    import sys
+    print(*(name for name in ("jax.numpy", "torch_mlir") if name in sys.modules))
+    """
+    cold = in_fresh_interpreter(MODEL + imported, environment(tmp_path))
+    assert cold.stdout.split() == ["2", "0", "0", "jax.numpy", "torch_mlir"]
+    warm = in_fresh_interpreter(MODEL + imported, environment(tmp_path))
+    assert warm.stdout.split() == ["0", "2", "1"]
+    assert not warm.stderr, "jaxlib logs less once jax has set how much"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import jax; found = jax.numpy.sin(1.0)",
+        "import jax.numpy as jnp; found = jnp.sin(1.0)",
+        "from jax import lax; found = lax.sin(1.0)",
+        "import jax._src.core, jax; found = jax.jit(jax.numpy.sin)(1.0)",
+        "import jax; assert jax.__version__; found = jax.lax.sin(1.0)",
+        "import jax; assert 'jit' in dir(jax); found = jax.lax.sin(1.0)",
+    ],
+)
+def test_jax_is_whole_for_whoever_imports_it_after_a_buffer_was_made(use: str) -> None:
+    program = f"""
+    import math, sys, types, torch
+    from neuron_compile.runtime import pjrt
+    buffer = pjrt.importer("cpu")(torch.ones(1024))
+    assert "jax.numpy" not in sys.modules
+    {use}
+    assert math.isclose(float(found), math.sin(1.0), rel_tol=1e-6)
+    import importlib.util, jax, jax.core
+    assert jax is sys.modules["jax"] and importlib.util.find_spec("jax") is jax.__spec__
+    assert type(jax.__spec__.loader) is type(jax.numpy.__spec__.loader)
+    assert type(jax) is types.ModuleType
+    assert type(buffer.aval) is jax.core.ShapedArray
+    """
+    in_fresh_interpreter(program, {})
+
+
+def test_threads_may_be_the_first_to_import_jax_after_a_buffer_was_made() -> None:
+    program = """
+    import threading, torch
+    from neuron_compile.runtime import pjrt
+    pjrt.importer("cpu")(torch.ones(1024))
+    errors = []
+    def use():
+        try:
+            import jax
+            jax.numpy.ones(2)
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=use) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    """
+    in_fresh_interpreter(program, {})
