@@ -20,6 +20,7 @@ from torch import fx
 from . import keys
 from .decompositions import decompositions, lowered_whole
 from .forked import Runner
+from .garbage import uncollected
 from .lowering.registry import registered
 from .lowering.seeded import SEED_ARGUMENT, Seeded, seeded
 from .lowering.trace import trace_on
@@ -180,7 +181,8 @@ def _at_first_call(compile_it: Callable[[], Runner]) -> Runner:
         if not made:
             with lock:
                 if not made:
-                    made.append(todo[0]())
+                    with uncollected():
+                        made.append(todo[0]())
                     todo.clear()  # it holds the graph
         return made[0](args)
 

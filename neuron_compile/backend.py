@@ -13,6 +13,7 @@ from .aot_cache import GraphCode, cache_tag, compiling
 from .caching import open_cache
 from .decompositions import decompositions, lowered_whole
 from .errors import SettingsError
+from .garbage import uncollected
 from .lowering.trace import trace_on
 from .randomness import COMPOSED_OF_DRAWS, seed_recomputation
 from .runtime import (
@@ -24,9 +25,10 @@ from .runtime import (
 )
 from .served import served
 from .settings import Settings, resolve
-from .torch_aot import aot_compile, custom_operator, static_input_indices
+from .torch_aot import aot_compile, custom_operator, prefetch_key, static_input_indices
 
 logs.install()
+prefetch_key()
 
 
 def neuron(
@@ -82,7 +84,7 @@ def compile_dynamo_graph(
     def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compiled(graph, "backward", _saved_parameters(graph, static))
 
-    with compiling(module, settings):
+    with uncollected(), compiling(module, settings):
         return aot_compile(
             module,
             example_inputs,

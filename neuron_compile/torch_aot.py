@@ -6,6 +6,7 @@ Tested with torch 2.13.0.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -124,6 +125,18 @@ def _cached_under(tag: str | None) -> Iterator[None]:
         _without_inductor(),
     ):
         yield
+
+
+def prefetch_key() -> None:
+    """Let torch compute, in a thread of its own, the digest of its sources, which is a part of
+    AOTAutogradCache's key and takes 0.1 s, while Dynamo traces."""
+    prefetch = getattr(codecache.torch_key, "prefetch", None)
+    if prefetch is None or compiler_config.force_disable_caches:
+        return
+    prefetch()
+    if hasattr(os, "register_at_fork"):
+        # A child has not the thread that it would wait for.
+        os.register_at_fork(after_in_child=codecache.torch_key.clear)  # type: ignore[attr-defined]
 
 
 #: For AOTAutogradCache's key, these import Inductor's code generators, most of a second, and ask

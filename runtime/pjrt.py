@@ -3,7 +3,7 @@
 No other module of the runtime imports jax, nor jaxlib but for its MLIR. Tested with jaxlib 0.10.2.
 
 jax, whose import takes half a second, is imported where StableHLO is read or another platform than
-the CPU is opened. A process that loads its executables from files does neither.
+the CPU is opened, and by jaxlib itself where it makes the first buffer.
 """
 
 from __future__ import annotations

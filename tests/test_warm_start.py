@@ -190,3 +190,15 @@ def test_a_graph_with_effects_finds_its_executable_in_a_second_process(tmp_path:
     """
     for wanted in (["1", "0"], ["0", "1"]):
         assert in_fresh_interpreter(program, environment(tmp_path)).stdout.split() == wanted
+
+
+def test_a_warm_start_does_not_import_torch_mlir(tmp_path: Path) -> None:
+    imported = """
+    import sys
+    print(*(name for name in ("torch_mlir",) if name in sys.modules))
+    """
+    cold = in_fresh_interpreter(MODEL + imported, environment(tmp_path))
+    assert cold.stdout.split() == ["2", "0", "0", "torch_mlir"]
+    warm = in_fresh_interpreter(MODEL + imported, environment(tmp_path))
+    assert warm.stdout.split() == ["0", "2", "1"]
+    assert not warm.stderr, "jaxlib logs less once jax has set how much"
