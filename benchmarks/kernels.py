@@ -255,7 +255,7 @@ def attention(small: bool = False) -> list[Architecture]:
     length, width, heads = (32, 32, 4) if small else (2048, 384, 6)
     return [
         Architecture(
-            "attention2048",
+            "attention_2048",
             seeded(lambda: AttentionBlock(width, heads)),
             normal("x", 1, length, width),
             ramp_square,

@@ -121,8 +121,13 @@ def _entries(results: Results, modes: Sequence[str]) -> list[Entry]:
 def _draw_speedups(
     axes: Axes, results: Results, entries: Sequence[Entry], backends: list[str], mean_of: str
 ) -> None:
-    """Bars by entry; with a mode, the geometric means over its models at the right."""
+    """Bars by entry; with a mode, the geometric means over its models at the right.
+
+    Without one, programs of all kinds stand side by side: the axis is logarithmic, and bars begin
+    at 1, upwards where the backend is faster than eager.
+    """
     bars = [cell.speedup for entry in entries for cell in results.group(*entry) if cell.speedup]
+    bottom = 0.0 if mean_of else 1.0
     # One cell's wide whisker must not flatten everybody's bars.
     tallest = 1.2 * max([1.0, *bars])
     ticks = _names(entries)
@@ -139,25 +144,31 @@ def _draw_speedups(
             below, above = _speedup_bounds(cell, _find(results, entry, EAGER))
             axes.bar(
                 centre,
-                cell.speedup,
+                cell.speedup - bottom,
                 0.92 * width,
+                bottom=bottom,
                 color=colour,
                 yerr=[[below], [above]],
                 error_kw={"elinewidth": 0.8, "ecolor": TEXT},
             )
             # The label stands above the whisker, unless that would take it far from its bar.
             top = cell.speedup + (above if above < 0.1 * tallest else 0.0)
-            label(axes, centre, top, f"{cell.speedup:.2f}")
+            label(
+                axes, centre, max(top, bottom), f"{cell.speedup:.{2 if cell.speedup < 10 else 0}f}"
+            )
         mean = geometric_mean(results.pairs("models", mean_of, backend)) if mean_of else None
         if mean is not None:
             axes.bar(centres[-1], mean.speedup, 0.92 * width, color=colour)
             label(axes, centres[-1], mean.speedup, f"{mean.speedup:.2f}")
+    axes.axhline(1.0, color=TEXT, linewidth=1, linestyle="--", zorder=3)
     if mean_of:
         ticks.append("geometric\nmean" + ("\n(SGD)" if mean_of == TRAINING else ""))
         axes.axvline(len(entries) - 0.5, color="#C9CDD3", linewidth=1)
-    axes.axhline(1.0, color=TEXT, linewidth=1, linestyle="--", zorder=3)
+        axes.set_ylim(0, 1.07 * tallest)
+    else:
+        logarithmic(axes)
+        axes.set_ylim(min([1.0, *bars]) / 1.3, 1.25 * tallest)
     axes.set_xticks(np.arange(len(ticks)), ticks)
-    axes.set_ylim(0, 1.07 * tallest)
     axes.set_xlim(-0.6, len(ticks) - 0.4)
     axes.set_ylabel("speed-up over eager (x)")
 
@@ -184,14 +195,19 @@ def _draw_first_calls(
     axes.set_ylabel("first call (s, log scale)")
 
 
-def logarithmic_seconds(axes: Axes, seconds: Sequence[float]) -> None:
-    """A logarithmic y axis with plain numbers, around some values."""
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
     axes.set_yscale("log")
-    if seconds:
-        axes.set_ylim(min(seconds) / 2.5, max(seconds) * 1.8)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def logarithmic_seconds(axes: Axes, seconds: Sequence[float]) -> None:
+    """The same, around some values."""
+    logarithmic(axes)
+    if seconds:
+        axes.set_ylim(min(seconds) / 2.5, max(seconds) * 1.8)
 
 
 def decorate(axes: Axes) -> None:
@@ -229,11 +245,12 @@ def figure(results: Results, with_means: bool) -> Figure:
     backends = [backend for backend in results.backends() if backend != EAGER]
     rows = [(mode, _entries(results, modes)) for mode, modes in _ROWS]
     rows = [(mode, entries) for mode, entries in rows if entries]
+    widest = max(len(entries) for _, entries in rows)
     bars = max((len(entries) + with_means) * len(backends) for _, entries in rows)
     drawing, grid = plt.subplots(
         2 * len(rows),
         1,
-        figsize=(min(max(8.0, 0.32 * bars), 18.0), 3.4 * 2 * len(rows)),
+        figsize=(min(max(9.0, 0.9 * widest, 0.32 * bars), 18.0), 3.4 * 2 * len(rows)),
         squeeze=False,
         layout="constrained",
     )
