@@ -29,6 +29,7 @@ def in_process(module: str, case: Sequence[str], folder: str) -> Row:
     Raises ``CalledProcessError`` where the process fails; its own words go to standard error.
     """
     caches = {
+        "NEURON_COMPILE_CACHE": "1",  # on, whatever this environment says
         "NEURON_COMPILE_CACHE_DIR": f"{folder}/neff",
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
     }

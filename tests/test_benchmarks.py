@@ -126,6 +126,8 @@ def test_who_takes_part() -> None:
 
 
 @pytest.mark.slow  # compiles C++
+@IGNORE_TORCH
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")  # as wanted
 def test_freezing_compiles_by_itself() -> None:
     plain, frozen = measured("mlp", INFERENCE, [EAGER, INDUCTOR, FREEZING], samples=2)[1:]
     assert plain.graphs == frozen.graphs == 1
