@@ -22,6 +22,13 @@ torch.library.define(
 )
 gemm = torch.ops.neuron_compile.gemm.default
 
+# The same with a bias, rounded once to a half type after the sum, as in ATen.
+torch.library.define(
+    "neuron_compile::gemm_bias",
+    "(Tensor a, Tensor b, Tensor bias, bool transpose_a, bool transpose_b) -> Tensor",
+)
+gemm_bias = torch.ops.neuron_compile.gemm_bias.default
+
 # The loss of logits, without their logarithmic softmax: like ``gemm``, for the lowering alone.
 torch.library.define(
     "neuron_compile::cross_entropy",
@@ -116,13 +123,14 @@ def _to_gemm(graph: fx.Graph, node: fx.Node, a: Any, b: Any, bias: Any) -> None:
     a, transpose_a = _untransposed(a)
     b, transpose_b = _untransposed(b)
     with graph.inserting_before(node):
-        product = graph.call_function(gemm, (a, b, transpose_a, transpose_b))
+        half = result.dtype in (torch.float16, torch.bfloat16)
+        if bias is not None and half:
+            product = graph.call_function(gemm_bias, (a, b, bias, transpose_a, transpose_b))
+        else:
+            product = graph.call_function(gemm, (a, b, transpose_a, transpose_b))
         product.meta = {**node.meta, ORIGIN: node.name}
-        if bias is not None and result.dtype in (torch.float16, torch.bfloat16):
-            # ATen rounds once, after the bias.
-            product.meta["val"] = torch.empty(result.shape, dtype=torch.float32, device="meta")
         replacement = product
-        if bias is not None:
+        if bias is not None and not half:
             replacement = graph.call_function(aten.add.Tensor, (product, bias))
             replacement.meta = {**node.meta, ORIGIN: node.name}
     node.replace_all_uses_with(replacement)

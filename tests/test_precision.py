@@ -280,3 +280,25 @@ def test_excess_precision_can_be_allowed(allowed: bool) -> None:
     x, y = (torch.randn(64, 64).to(torch.bfloat16) for _ in range(2))
     function = ROUNDED["sum_of_products"]
     near(neuron(function, options=options)(x, y), function(x, y), torch.bfloat16)
+
+
+@pytest.mark.parametrize("vendor", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_large_products_of_bfloat16_are_rounded_once(vendor: bool, bias: bool) -> None:
+    """Forward and backward, by the vendor's kernel and by XLA."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(256, 256, bias=bias).bfloat16()
+    x = torch.randn(256, 256).bfloat16().requires_grad_()
+    compiled = torch.compile(layer, backend="neuron", options={"vendor_kernels": vendor})
+    results = []
+    for call in (layer, compiled):
+        layer.zero_grad()
+        x.grad = None
+        result = call(x)
+        result.sum().backward()
+        results.append([result, x.grad, *(parameter.grad for parameter in layer.parameters())])
+    for expected, actual in zip(*results, strict=True):
+        # Sums of float32 in another order may round to another bfloat16.
+        differing = (expected != actual).float().mean().item()
+        assert differing < 0.01
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..lazy_jax import jax, jnp
-from ..passes import gemm
+from ..passes import gemm, gemm_bias
 from ..registry import lowers
 from ..trace import Context
 from ._shared import cast, is_half, opmath
@@ -36,6 +36,19 @@ def _gemm(ctx: Context, a: Any, b: Any, transpose_a: bool, transpose_b: bool) ->
 
     return ctx.kernel(
         "gemm", plain, (a, b), transpose_a=int(transpose_a), transpose_b=int(transpose_b)
+    )
+
+
+@lowers(gemm_bias)
+def _gemm_bias(
+    ctx: Context, a: Any, b: Any, bias: Any, transpose_a: bool, transpose_b: bool
+) -> Any:
+    def plain(a: Any, b: Any, bias: Any) -> Any:
+        product = _product(a, b, transpose_a, transpose_b)
+        return (product + cast(bias, product.dtype)).astype(ctx.dtype)
+
+    return ctx.kernel(
+        "gemm_bias", plain, (a, b, bias), transpose_a=int(transpose_a), transpose_b=int(transpose_b)
     )
 
 
