@@ -7,12 +7,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
 from .errors import SettingsError
-from .runtime.types import CompilerOptions
+
+if TYPE_CHECKING:
+    from .runtime.types import CompilerOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Settings:
     @property
     def compiler_options(self) -> CompilerOptions:
         """What of them the runtime's compiler takes."""
+        from .runtime.types import CompilerOptions  # with torch, which the doctor does not import
+
         return CompilerOptions(
             self.platform, self.xla_options, self.vendor_kernels, self.pack_weights
         )
