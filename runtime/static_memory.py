@@ -30,7 +30,8 @@ class StaticMemory:
     """A parameter's memory, and what kernels made of its values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor  # shares the parameter's count of changes, and holds its memory
+        # They share their parameters' counts of changes, and hold the memory.
+        self._tensors = [tensor]
         bits = _flat(tensor).view(_BITS[tensor.element_size()])
         self._watched = bits[:: max(1, bits.numel() // _SAMPLES)]
         self._sample = self._watched.clone()
@@ -39,15 +40,24 @@ class StaticMemory:
 
     def covers(self, tensor: torch.Tensor) -> bool:
         """Whether another tensor at the same address has the same elements."""
-        mine = self._tensor
+        mine = self._tensors[0]
         return mine.numel() == tensor.numel() and mine.dtype is tensor.dtype
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Count the changes of another tensor over the same elements, too.
+
+        It may be another parameter (``nn.Parameter(other.data)``), which counts by itself.
+        """
+        self._tensors.append(tensor)
+        if self._version >= 0:
+            self._version += tensor._version
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any | None:
         """What ``make`` made of the values as they are; ``None`` if they were others last time.
 
         Values that change from call to call (in training) are so never worth the making.
         """
-        version = self._tensor._version
+        version = sum(tensor._version for tensor in self._tensors)
         if version != self._version or not torch.equal(self._watched, self._sample):
             self._kept = {}
             self._sample = self._watched.clone()
@@ -77,6 +87,8 @@ def hold(tensor: torch.Tensor) -> StaticMemory | None:
         found = _live.get(address)
         if found is None or not found.covers(tensor):
             found = _live[address] = StaticMemory(tensor)
+        else:
+            found.watch(tensor)
         return found
 
 

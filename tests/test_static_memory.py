@@ -149,6 +149,18 @@ def test_two_graphs_share_a_weight() -> None:
     assert same(call, model) == 1
 
 
+def test_changes_of_another_parameter_over_the_same_memory_are_seen() -> None:
+    model, other = convolution(), convolution()
+    other[0].weight = nn.Parameter(model[0].weight.data)
+    call, second = neuron(model), neuron(lambda x: other(x).square())
+    same(call, model)
+    with torch.no_grad():
+        for _ in range(3):
+            second(IMAGE)
+        other[0].weight[3, 1, 1, 1] = 7  # which a sample may miss
+    same(call, model)
+
+
 def test_packing_can_be_switched_off() -> None:
     model = convolution()
     call = neuron(model, options={"pack_weights": False})
