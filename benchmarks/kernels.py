@@ -22,7 +22,7 @@ from benchmarks.architecture import (
     seeded,
     tokens,
 )
-from benchmarks.models import MLP
+from benchmarks.models import MLP, llama_config
 
 # ----------------------------------------------------------------------------------- dispatch
 
@@ -76,17 +76,9 @@ class Decode(nn.Module):
 
 
 def _decode(hidden: int, layers: int, heads: int, vocabulary: int, prompt: int) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+    from transformers import LlamaForCausalLM, StaticCache
 
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=8 * hidden // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        max_position_embeddings=2 * prompt,
-    )
+    config = llama_config(hidden, layers, heads, vocabulary, 2 * prompt)
     model = LlamaForCausalLM(config).eval()
     cache = StaticCache(config=config, max_cache_len=2 * prompt)
     return Decode(model, cache, torch.randint(vocabulary, (1, prompt)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -187,19 +188,28 @@ def gpt2(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
     return Output(GPT2LMHeadModel(config), "logits")
 
 
-def _llama(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def llama_config(
+    hidden: int, layers: int, heads: int, vocabulary: int, positions: int, **more: Any
+) -> Any:
+    """A Llama with grouped queries: two heads for each of keys and values."""
+    from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=8 * hidden // 3,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        max_position_embeddings=128,
-        use_cache=False,
+        max_position_embeddings=positions,
+        **more,
     )
+
+
+def _llama(hidden: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
+    from transformers import LlamaForCausalLM
+
+    config = llama_config(hidden, layers, heads, vocabulary, 128, use_cache=False)
     return Output(LlamaForCausalLM(config), "logits")
 
 
